@@ -1,0 +1,100 @@
+"""What the sandbox is asked and what it answers: the wire format of `POST /v1/run`.
+
+The request is one JSON document (`ExecutionBatch`); the reply is NDJSON, one `Execution` a line,
+in the order the calls finish. A program that fails is an `Execution`; a service that fails is an
+`Execution` whose status is ours (`rejected`, `sandbox_error`), which the client turns into
+`SandboxUnavailable` and never into something the model reads.
+"""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from contracts.base import Frozen
+
+MAX_CODE_BYTES = 1 << 20
+MAX_BATCH_CALLS = 256
+
+
+class ExecutionStatus(StrEnum):
+    """How one program ended. The last two are the service's own failures."""
+
+    OK = "ok"
+    ERROR = "error"  # non-zero exit: exception, SyntaxError, sys.exit(1)
+    TIMEOUT = "timeout"  # wall clock
+    CPU_LIMIT = "cpu_limit"
+    MEMORY = "memory"
+    OUTPUT_LIMIT = "output_limit"
+    SIGNAL = "signal"  # killed by a signal the program caused itself
+    REJECTED = "rejected"  # the node is full; see retry_after_s
+    SANDBOX_ERROR = "sandbox_error"
+
+    @property
+    def is_ours(self) -> bool:
+        """True when the service, not the program, failed: never shown to the model, never graded."""
+        return self in (ExecutionStatus.REJECTED, ExecutionStatus.SANDBOX_ERROR)
+
+
+class Limits(Frozen):
+    """What one program may use."""
+
+    wall_s: float = Field(5.0, gt=0, le=120)
+    cpu_s: float = Field(4.0, gt=0, le=120)
+    memory_mb: int = Field(512, ge=32, le=16384)
+    processes: int = Field(32, ge=1, le=256)
+    file_mb: int = Field(16, ge=0, le=1024)
+    open_files: int = Field(64, ge=8, le=1024)
+    output_kb: int = Field(64, ge=1, le=4096, description="kept of stdout and of stderr, head and tail")
+
+
+class ExecutionCall(Frozen):
+    """One program to run. `id` is the caller's and comes back unchanged."""
+
+    id: str = Field(min_length=1, max_length=128)
+    code: str
+    stdin: str = ""
+    limits: Limits = Limits()
+    seed: int | None = Field(None, description="seeds random and numpy in the program; None: fresh entropy")
+
+
+class ExecutionBatch(Frozen):
+    """Body of `POST /v1/run`."""
+
+    calls: list[ExecutionCall] = Field(min_length=1, max_length=MAX_BATCH_CALLS)
+    run_id: str = ""
+
+
+class Execution(Frozen):
+    """What the sandbox did for a call. Text is decoded with replacement, bounded, head and tail kept."""
+
+    id: str
+    status: ExecutionStatus
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    truncated: bool = False
+    queue_ms: float = 0.0
+    exec_ms: float = 0.0
+    cpu_ms: float = 0.0
+    attempts: int = 1
+    node: str = ""
+    isolation: str = ""
+    reason: str = ""
+    retry_after_s: float | None = None
+
+
+class NodeHealth(Frozen):
+    """Body of `GET /v1/health`."""
+
+    node: str
+    isolated: bool
+    isolation: str = Field(description="e.g. 'gvisor/ptrace 20240729'; 'none' when unisolated")
+    boxes: int
+    ready: int
+    busy: int
+    queued: int
+    served: int
+    replaced: int
