@@ -1,0 +1,270 @@
+"""The event journal and the ingest protocol.
+
+One line of `events.jsonl` is one `Event`. The journal is the truth; the reporter posts it in
+batches to `POST /api/v1/runs/<run>/events` with `Authorization: Bearer <run token>`. (run, attempt,
+seq) identifies an event: seq starts at 1 in each attempt and has no gaps; sending one twice is harmless.
+JSON has no NaN: a non-finite number travels as one of the strings of `Number`.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from contracts.base import Frozen
+from contracts.scoring import Estimate
+from contracts.trajectory import TokenClass, TokenMark, TrajectoryIndex
+
+Number = float | Literal["NaN", "Infinity", "-Infinity"]
+
+
+def encode_number(value: float) -> Number:
+    """A float as JSON can carry it."""
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+class RunStarted(Frozen):
+    """First event of an attempt. `resumed_from_step` is None for a fresh start."""
+
+    kind: Literal["run_started"] = "run_started"
+    stages: list[str]
+    total_steps: int = Field(description="RL steps of all stages; what progress is measured against")
+    resumed_from_step: int | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    git_commit: str = ""
+
+
+class StageStarted(Frozen):
+    kind: Literal["stage_started"] = "stage_started"
+    stage: int = Field(description="index into the recipe's stages, from 0")
+    name: str
+    stage_kind: Literal["curate", "sft", "rl", "evaluate"]
+    steps: int = Field(description="steps of this stage; 0 where it has none")
+    first_step: int = Field(0, description="RL: the run's step with which the stage begins")
+
+
+class StageFinished(Frozen):
+    kind: Literal["stage_finished"] = "stage_finished"
+    stage: int
+    name: str
+    duration_s: float
+
+
+class StageProgress(Frozen):
+    """Where a stage without charts is (curation, evaluation, generation inside a step)."""
+
+    kind: Literal["stage_progress"] = "stage_progress"
+    stage: int
+    step: int = 0
+    done: int
+    total: int
+    what: str = Field(description="e.g. 'rollouts', 'problems'")
+
+
+class Metrics(Frozen):
+    """Names of `contracts.metrics` with their value at one step."""
+
+    kind: Literal["metrics"] = "metrics"
+    stage: int
+    step: int
+    values: dict[str, Number]
+
+
+class Trajectories(Frozen):
+    """Index rows of trajectories whose shard is already on disk."""
+
+    kind: Literal["trajectories"] = "trajectories"
+    rows: list[TrajectoryIndex] = Field(min_length=1, max_length=256)
+
+
+class TokenCount(Frozen):
+    text: str
+    count: int
+    mean_entropy: float
+
+
+class TokenReport(Frozen):
+    """Token analysis of one RL step. `reflection_window` and `forking_share` are the recipe's."""
+
+    kind: Literal["token_report"] = "token_report"
+    stage: int
+    step: int
+    forking_share: float
+    reflection_window: int
+    mean_entropy_by_class: dict[TokenClass, float]
+    tokens_by_class: dict[TokenClass, int]
+    top_forking: list[TokenCount]
+    top_reflection: list[TokenCount]
+
+
+class FunnelRow(Frozen):
+    """One filter of the curation: what came in, what went out, and examples of what it refused."""
+
+    filter: str
+    entered: int
+    left: int
+    examples: list[str] = Field(default_factory=list, max_length=5)
+
+
+class Funnel(Frozen):
+    """The curation funnel of one curate stage (or of the hard subset of an RL stage)."""
+
+    kind: Literal["funnel"] = "funnel"
+    stage: int
+    rows: list[FunnelRow]
+    train: int
+    held_out: int
+    train_path: str = Field("", description="under the run's artifact folder")
+    held_out_path: str = ""
+    rejected_path: str = ""
+
+
+class EvaluationFinished(Frozen):
+    """One checkpoint on one benchmark with k samples."""
+
+    kind: Literal["evaluation_finished"] = "evaluation_finished"
+    stage: int
+    step: int
+    board: str = Field(description="name of the leaderboard the row belongs to; '' for none")
+    benchmark: str
+    checkpoint: str = Field(description="path under the run's artifact folder, or as given in the recipe")
+    label: str = Field(description="what the row is called, e.g. 'after SFT'")
+    k: int
+    temperature: float
+    max_response_tokens: int
+    max_turns: int
+    avg: Estimate | None = Field(description="None: nothing could be graded")
+    pass_at_k: float | None
+    tool_error_ratio_right: float | None = None
+    mean_response_tokens: float
+    mean_tool_calls: float
+    correct_by_problem: dict[str, int] = Field(description="prompt id -> right samples of k")
+
+
+class CheckpointWritten(Frozen):
+    kind: Literal["checkpoint_written"] = "checkpoint_written"
+    stage: int
+    step: int
+    path: str = Field(description="under the run's artifact folder")
+    label: str = ""
+    size_bytes: int
+    pruned: list[str] = Field(default_factory=list, description="paths of checkpoints removed by policy")
+
+
+class LogLevel(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Log(Frozen):
+    kind: Literal["log"] = "log"
+    level: LogLevel
+    source: str = "driver"
+    text: str
+
+
+class Heartbeat(Frozen):
+    """Every few seconds, whatever the driver does."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+    doing: str = ""
+
+
+class Outcome(StrEnum):
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class RunEnded(Frozen):
+    """Last event of an attempt."""
+
+    kind: Literal["run_ended"] = "run_ended"
+    outcome: Outcome
+    reason: str = ""
+    steps: int = 0
+
+
+Payload = Annotated[
+    RunStarted
+    | StageStarted
+    | StageFinished
+    | StageProgress
+    | Metrics
+    | Trajectories
+    | TokenReport
+    | Funnel
+    | EvaluationFinished
+    | CheckpointWritten
+    | Log
+    | Heartbeat
+    | RunEnded,
+    Field(discriminator="kind"),
+]
+
+
+class Event(Frozen):
+    """One line of the journal."""
+
+    run: str
+    attempt: int = Field(ge=1)
+    seq: int = Field(ge=1)
+    time: datetime
+    payload: Payload
+
+
+class EventStatus(StrEnum):
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    REJECTED = "rejected"
+
+
+class EventAnswer(Frozen):
+    attempt: int
+    seq: int
+    status: EventStatus
+    reason: str = ""
+
+
+class DesiredState(StrEnum):
+    """What the user asked of the run; the driver obeys at the next safe point."""
+
+    RUN = "run"
+    STOP = "stop"
+
+
+class IngestReply(Frozen):
+    """Answer to a batch of events, one answer an event."""
+
+    answers: list[EventAnswer]
+    desired: DesiredState
+    watched: bool = Field(description="somebody looks at the run: send live token chunks")
+
+
+class LiveToken(Frozen):
+    text: str
+    entropy: float = Field(description="nats")
+    token_class: TokenClass
+    mark: TokenMark = TokenMark.NONE
+
+
+class LiveChunk(Frozen):
+    """Ephemeral: tokens of one rollout being generated. Body item of `POST /api/v1/runs/<run>/live`."""
+
+    stage: int
+    step: int
+    prompt_id: str
+    sample: int
+    position: int = Field(description="index of the first token in the response; 0 starts a new strip")
+    tokens: list[LiveToken] = Field(max_length=512)
+    ended: bool = False
+
+
+class LiveBatch(Frozen):
+    chunks: list[LiveChunk] = Field(max_length=64)

@@ -1,0 +1,70 @@
+"""Every metric of the system: one name, one meaning, one unit. A name not listed here is refused by ingest.
+
+`step` counts optimizer steps from 1 and goes on over the RL stages of a run; SFT counts its own.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What one number on a chart means."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+_ALL = (
+    Metric("sft/loss", "nats", "mean cross-entropy over trained tokens of the step"),
+    Metric("sft/lr", "", "learning rate"),
+    Metric("sft/grad_norm", "", "global gradient norm before clipping"),
+    Metric("reward/mean", "", "mean reward over the graded rollouts generated in the step"),
+    Metric("reward/kept_mean", "", "mean reward over the kept rollouts"),
+    Metric("eval/avg", "", "avg@k on the held-out set"),
+    Metric("eval/half_width", "", "95 % half-width of eval/avg, clustered by problem"),
+    Metric("eval/tool_error_ratio_right", "", "errored / all tool calls in right held-out trajectories"),
+    Metric("response/tokens_mean", "tokens", "mean response length, tool responses included"),
+    Metric("response/tokens_p10", "tokens", "10th percentile of response length"),
+    Metric("response/tokens_p50", "tokens", "median response length"),
+    Metric("response/tokens_p90", "tokens", "90th percentile of response length"),
+    Metric("response/truncated_ratio", "", "share of rollouts stopped by max_response_tokens or context_overflow"),
+    Metric("response/turns_mean", "turns", "mean turns a rollout"),
+    Metric("tools/calls_mean", "calls", "mean tool calls a rollout"),
+    Metric("tools/error_ratio", "", "errored / all tool calls, all rollouts"),
+    Metric("tools/error_ratio_right", "", "errored / all tool calls, rollouts with reward 1 only"),
+    Metric("tools/no_tool_ratio", "", "share of rollouts without any tool call"),
+    Metric("tools/exec_ms_mean", "ms", "mean execution time of a call in the sandbox"),
+    Metric("tools/queue_ms_mean", "ms", "mean queue time of a call in the sandbox"),
+    Metric("entropy/mean", "nats", "mean entropy over policy tokens, full vocabulary"),
+    Metric("entropy/reasoning", "nats", "mean entropy over reasoning tokens"),
+    Metric("entropy/code", "nats", "mean entropy over code tokens"),
+    Metric("entropy/after_ok", "nats", "mean entropy over the window after a successful tool response"),
+    Metric("entropy/after_error", "nats", "mean entropy over the window after a failed tool response"),
+    Metric("tokens/forking_share", "", "share of policy tokens marked forking"),
+    Metric("tokens/reflection_share", "", "share of policy tokens marked reflection"),
+    Metric("groups/kept", "groups", "groups that gave a gradient"),
+    Metric("groups/equal_right", "groups", "dropped: all rewards 1"),
+    Metric("groups/equal_wrong", "groups", "dropped: all rewards 0"),
+    Metric("groups/too_few", "groups", "dropped: fewer than two graded rollouts"),
+    Metric("ledger/kept_right", "rollouts", "kept, reward 1"),
+    Metric("ledger/kept_wrong", "rollouts", "kept, reward 0"),
+    Metric("ledger/kept_truncated", "rollouts", "kept, truncated negatives"),
+    Metric("ledger/not_selected", "rollouts", "not drawn by the selection rule"),
+    Metric("ledger/equal_reward", "rollouts", "in an uninformative group"),
+    Metric("ledger/too_few", "rollouts", "in a group with fewer than two graded rollouts"),
+    Metric("ledger/ungraded", "rollouts", "without a reward because a part of ours failed"),
+    Metric("policy/loss", "", "policy loss, mean over the step's updates"),
+    Metric("policy/grad_norm", "", "global gradient norm before clipping, mean over the step's updates"),
+    Metric("policy/lr", "", "learning rate"),
+    Metric("policy/ratio_max", "", "largest importance ratio of the step"),
+    Metric("policy/clipped_share", "", "share of policy tokens where the clip was active"),
+    Metric("policy/logprob_gap_mean", "nats", "mean |trainer - sampling log-probability| before the first update"),
+    Metric("policy/logprob_gap_max", "nats", "largest |trainer - sampling log-probability| before the first update"),
+    Metric("time/step_s", "s", "wall time of the step"),
+    Metric("time/generate_s", "s", "of it generation and tool calls"),
+    Metric("time/learn_s", "s", "of it log-probabilities and updates"),
+    Metric("time/tokens_per_s", "tokens/s", "policy tokens generated per second of generation"),
+)
+
+METRICS: dict[str, Metric] = {m.name: m for m in _ALL}

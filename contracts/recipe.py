@@ -1,0 +1,163 @@
+"""The recipe: what a person writes (YAML), what the form shows, what the trainer reads. At most 60 fields.
+
+Defaults live here, beside each field's one-line meaning; the form and the CLI have none of their own.
+Paths: relative ones are under the run's artifact folder; `artifacts:X` is X under the artifact store
+(an uploaded data set, another run's checkpoint); `models/X` ships with the project.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from contracts.base import Frozen
+from contracts.execution import Limits
+
+
+class Resample(StrEnum):
+    """Which G of the 2G rollouts are learned from (rStar2-Agent 2.2.3)."""
+
+    PAPER = "paper"  # positives drawn with probability 1/(p_err + p_format), negatives uniformly
+    RELEASED = "released"  # the released code: best positives by penalty, first negatives
+    NONE = "none"  # plain GRPO: G of 2G uniformly, whatever their reward
+
+
+class AdvantageScale(StrEnum):
+    STD = "std"
+    NONE = "none"
+
+
+class LossAggregation(StrEnum):
+    GROUP_TOKEN = "group_token"  # eq. 6: sum over the group's tokens / token count of the group  # noqa: S105
+    TOKEN = "token"  # sum over all tokens of the update / their count  # noqa: S105
+    SEQUENCE = "sequence"  # mean per sequence, then over sequences (eq. 1)
+
+
+class ToolSettings(Frozen):
+    """The Python tool: limits of one call and how its response is shown."""
+
+    limits: Limits = Limits()
+    max_response_chars: int = Field(256, ge=16, description="longer tool responses keep head and tail")
+    traceback_lines: int = Field(20, ge=1, description="lines of a traceback that are shown, the last ones")
+
+
+class Sampling(Frozen):
+    """How rollouts are sampled."""
+
+    max_response_tokens: int = Field(8192, ge=8, description="all tokens after the prompt, tool responses included")
+    max_turns: int = Field(10, ge=1, description="assistant turns; the paper's T")
+    temperature: float = Field(1.0, gt=0, le=2)
+
+
+class Stage(Frozen):
+    name: str = Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")
+
+
+class CurateStage(Stage):
+    """Makes the training set and the held-out set from a source, with a funnel of reasons."""
+
+    kind: Literal["curate"] = "curate"
+    source: str = Field("synthetic", description="'synthetic', or the path of a JSONL file of problem, answer")
+    count: int = Field(2000, ge=1, description="synthetic: problems generated; file: at most that many are read")
+    held_out: int = Field(64, ge=0, description="problems kept apart for evaluation")
+    max_problem_chars: int = Field(4000, ge=10, description="longer problems are rejected")
+    decontaminate: list[str] = Field(default_factory=list, description="benchmarks whose 8-grams may not occur")
+
+
+class SftStage(Stage):
+    """Non-reasoning SFT: teaches form and tool calls, not mathematics (4.1)."""
+
+    kind: Literal["sft"] = "sft"
+    steps: int = Field(200, ge=1)
+    batch_size: int = Field(32, ge=1, description="demonstrations a step")
+    learning_rate: float = Field(1e-3, gt=0, le=1)
+    warmup_share: float = Field(0.04, ge=0, le=1, description="share of steps with rising learning rate")
+
+
+class HardSubset(Frozen):
+    """Keep the problems the newest policy does not always solve (4.3)."""
+
+    samples: int = Field(8, ge=1, description="rollouts a problem")
+    drop_at: float = Field(1.0, gt=0, le=1, description="drop problems whose share of right rollouts reaches this")
+
+
+class RlStage(Stage):
+    """GRPO-RoC (2.2)."""
+
+    kind: Literal["rl"] = "rl"
+    steps: int = Field(30, ge=1)
+    prompts_per_step: int = Field(16, ge=1)
+    oversample: int = Field(32, ge=2, description="rollouts generated a prompt; the paper's 2G")
+    group_size: int = Field(16, ge=2, description="rollouts kept a prompt; the paper's G")
+    resample: Resample = Resample.PAPER
+    sampling: Sampling = Sampling()
+    hard_subset: HardSubset | None = Field(None, description="train only on problems not yet always solved")
+    learning_rate: float = Field(1e-6, gt=0, le=1)
+    warmup_steps: int = Field(0, ge=0)
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0, description="clip-higher: the upper side is wider")
+    advantage_scale: AdvantageScale = AdvantageScale.STD
+    loss_aggregation: LossAggregation = LossAggregation.GROUP_TOKEN
+    epochs: int = Field(1, ge=1, description="passes over the kept rollouts of a step")
+    mini_batch: int = Field(0, ge=0, description="rollouts an update; 0: all kept ones in one update")
+    evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0: none")
+    evaluate_problems: int = Field(64, ge=1, description="held-out problems used on the way")
+    checkpoint_every: int = Field(1, ge=0, description="steps between checkpoints; 0: at the stage's end only")
+    reset_optimizer: bool = Field(True, description="fresh optimizer at the start of the stage (4.3)")
+
+    @model_validator(mode="after")
+    def _group_fits(self) -> Self:
+        if self.group_size > self.oversample:
+            raise ValueError(f"group_size {self.group_size} is larger than oversample {self.oversample}")
+        return self
+
+
+class EvaluateStage(Stage):
+    """Checkpoints on one benchmark; each becomes a row of the leaderboard `board`."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    benchmark: str = Field("held_out", description="'held_out' of this run, or the path of a JSONL file")
+    board: str = Field("", max_length=80, description="leaderboard the rows go to; '' for none")
+    checkpoints: list[str] = Field(
+        default_factory=lambda: ["latest"],
+        min_length=1,
+        description="'latest', the name of a stage of this run, 'base', or a path",
+    )
+    problems: int = Field(0, ge=0, description="at most that many problems; 0: all")
+    k: int = Field(4, ge=1, description="samples a problem")
+    sampling: Sampling = Sampling(temperature=0.6)
+
+
+AnyStage = Annotated[CurateStage | SftStage | RlStage | EvaluateStage, Field(discriminator="kind")]
+
+
+class Recipe(Frozen):
+    """One pipeline: stages in order, one seed, one starting model."""
+
+    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")
+    description: str = Field("", max_length=500)
+    seed: int = Field(1, ge=0, lt=2**31)
+    model: str = Field("models/tiny-base", description="a model folder (transformers format) or a checkpoint")
+    tool: ToolSettings = ToolSettings()
+    penalty_floor: float = Field(0.05, gt=0, description="added to p_err + p_format before 1/x: the paper has 1/0")
+    forking_share: float = Field(0.2, gt=0, lt=1, description="top share by entropy in a trajectory")
+    reflection_window: int = Field(24, ge=1, description="policy tokens after a tool response that may be reflection")
+    stages: list[AnyStage] = Field(min_length=1, max_length=12)
+
+    @model_validator(mode="after")
+    def _stages_are_named_once_and_fed(self) -> Self:
+        names = [s.name for s in self.stages]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise ValueError(f"two stages are called {twice[0]!r}; give each its own name")
+        has_problems = False
+        for stage in self.stages:
+            has_problems = has_problems or stage.kind == "curate"
+            if stage.kind in ("sft", "rl") and not has_problems:
+                raise ValueError(f"stage {stage.name!r} needs a curate stage before it: it has no problems")
+            if stage.kind == "evaluate" and stage.benchmark == "held_out" and not has_problems:
+                raise ValueError(f"stage {stage.name!r} evaluates 'held_out' but no curate stage makes one")
+        return self
+
+    @property
+    def total_rl_steps(self) -> int:
+        return sum(s.steps for s in self.stages if s.kind == "rl")

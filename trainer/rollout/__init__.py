@@ -1,0 +1,1 @@
+"""Sampling trajectories: engines, the agent loop, tool calls, the Python tool."""

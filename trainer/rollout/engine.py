@@ -1,0 +1,57 @@
+"""The engine protocol: token ids in; token ids, log-probabilities and entropies out.
+
+An engine never sees text. It continues many sequences at once; `generate` is called from the asyncio
+loop and returns when that one turn is finished, so turns of other trajectories go on meanwhile.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from contracts.trajectory import EntropyKind
+
+OnTokens = Callable[[Sequence[int], Sequence[float]], None]
+
+
+class EngineError(Exception):
+    """The engine failed: the trajectory becomes Ungraded(engine_failure), never reward 0."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # a stop id was sampled; it is the last of `ids`
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """How one turn is sampled. No top-p or top-k in training: the ratio would be biased."""
+
+    max_tokens: int
+    temperature: float
+    seed: int
+    stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One turn. All lists have the same length; log-probabilities and entropies are of the distribution
+    that was sampled from (temperature applied), in nats."""
+
+    ids: list[int]
+    logprobs: list[float]
+    entropies: list[float]
+    entropy_kind: EntropyKind
+    finish: FinishReason
+    policy_version: int
+
+
+class Engine(Protocol):
+    """Two implementations: `torch_engine` here, `vllm_engine` on GPUs; fakes live in tests."""
+
+    max_context: int
+    policy_version: int
+
+    async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
+        """Continue `ids`. `on_tokens` gets newly sampled ids with their entropies now and then (live view)."""
+        ...
