@@ -1,0 +1,1 @@
+"""The embedded set: PostgreSQL, Redis and the one supervisor behind `manage.py up`. Nothing here knows a run."""
