@@ -1,0 +1,17 @@
+"""One derivation for every seed, so that a resumed run draws what the uninterrupted one would have drawn."""
+
+from hashlib import blake2b
+
+
+def derive_seed(run_seed: int, *parts: int | str) -> int:
+    """A 63-bit seed for (run, stage, step, prompt, sample, turn); any shorter tuple is its own seed.
+
+    Stable over processes and versions (never Python's `hash`). Type and length of each part are hashed
+    too, so (1, "2") and ("1", 2) and ("12",) differ.
+    """
+    digest = blake2b(digest_size=8, person=b"astrolabe-seed")
+    for part in (run_seed, *parts):
+        text = str(part).encode()
+        digest.update(f"{'i' if isinstance(part, int) else 's'}{len(text)}:".encode())
+        digest.update(text)
+    return int.from_bytes(digest.digest(), "big") >> 1
