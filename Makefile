@@ -1,0 +1,61 @@
+# `make run` and `make test` do everything; `make help` lists the rest.
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+PORT ?= 8000
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+
+.PHONY: help run install system test test-unit check format demo-seeds base-model screenshots lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: install system  ## everything on this machine, with the demo pipeline running
+	@exec env ASTROLABE_PORT=$${ASTROLABE_PORT:-$(PORT)} $(BIN)/python manage.py up
+
+install: .venv/installed
+
+.venv/installed: requirements.lock
+	@deploy/install.sh python "$(PYTHON)"
+	@touch $@
+
+system:
+	@deploy/install.sh system
+
+test: install system  ## unit, integration and browser tests
+	@deploy/install.sh browser
+	$(BIN)/python -m pytest
+
+test-unit: install  ## only what needs no service
+	$(BIN)/python -m pytest -m "not db and not runsc and not integration and not e2e"
+
+check: install  ## format, lint, types, arrows between rooms, migrations, compose file
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy contracts sandbox trainer webapp
+	$(BIN)/lint-imports
+	$(BIN)/python manage.py makemigrations --check --dry-run
+	@if command -v docker >/dev/null && docker compose version >/dev/null 2>&1; then \
+	  docker compose config --quiet && echo "docker compose config: ok"; \
+	else echo "docker compose not found: its file is not checked"; fi
+
+format: install  ## ruff format and fixable lint
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo-seeds: install system  ## the demo recipe with seeds 1, 2, 3; prints the table of its bars
+	$(BIN)/python -m benchmarks.demo_seeds
+
+base-model: install  ## pretrain models/tiny-base anew (up to 2 h on two cores)
+	$(BIN)/python -m trainer.pretrain --out models/tiny-base
+
+screenshots: install  ## pictures of a running Astrolabe for the README
+	@deploy/install.sh browser
+	$(BIN)/python -m docs.screenshots
+
+lock:  ## resolve requirements.lock anew from pyproject.toml
+	@deploy/install.sh lock "$(PYTHON)"
+
+clean:  ## remove the environment, caches and all data of `make run`
+	rm -rf .venv var .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# What a new machine lacks. `python`: the virtual environment; `system`: runsc; `browser`: chromium;
+# `lock`: resolve the lock file anew.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { echo "==> $*"; }
+fail() { echo "astrolabe: $*" >&2; exit 1; }
+
+apt_install() {
+  local packages=("$@") root=()
+  command -v apt-get >/dev/null || fail "${packages[*]} not found, and there is no apt here: install it by your system's own means, then run this again"
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || fail "${packages[*]} not found: run 'apt-get install ${packages[*]}' as root, then run this again"
+    sudo -n true 2>/dev/null || [ -t 0 ] || fail "${packages[*]} not found: run 'sudo apt-get install ${packages[*]}', then run this again"
+    root=(sudo)
+  fi
+  say "installing ${packages[*]} by apt"
+  "${root[@]}" apt-get install -y -qq "${packages[@]}" >/dev/null 2>&1 ||
+    { "${root[@]}" apt-get update -qq && "${root[@]}" apt-get install -y -qq "${packages[@]}" >/dev/null; } ||
+    fail "apt could not install ${packages[*]}: see its lines above"
+}
+
+case "${1:-}" in
+python)
+  py=${2:-}
+  [ -n "$py" ] || fail "Python 3.11 or newer not found: install it (Debian: apt-get install python3 python3-venv), then run this again"
+  "$py" -c 'import ensurepip, venv' 2>/dev/null || apt_install python3-venv
+  if [ ! -x .venv/bin/python ]; then
+    say "making .venv with $("$py" --version)"
+    "$py" -m venv .venv
+  fi
+  say "installing from requirements.lock (a few minutes the first time)"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --progress-bar "$([ -t 1 ] && echo on || echo off)" -r requirements.lock ||
+    fail "pip could not install requirements.lock: see its lines above"
+  ;;
+system)
+  command -v runsc >/dev/null || apt_install runsc
+  ;;
+browser)
+  command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || apt_install chromium
+  ;;
+lock)
+  py=${2:-python3}
+  tmp=$(mktemp -d)
+  trap 'rm -rf "$tmp"' EXIT
+  "$py" -m venv "$tmp/venv"
+  "$tmp/venv/bin/python" - >"$tmp/in" <<'PY'
+import tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print("\n".join(project["dependencies"] + [d for extra in project["optional-dependencies"].values() for d in extra]))
+PY
+  "$tmp/venv/bin/python" -m pip install --quiet torch==2.13.0
+  "$tmp/venv/bin/python" -m pip install --quiet -r "$tmp/in"
+  { echo "# Made by 'make lock' from pyproject.toml with $("$py" --version). Do not edit."
+    "$tmp/venv/bin/python" -m pip freeze --exclude pip --exclude setuptools | sed -E 's/^(torch==[0-9.]+)\+cpu.*/\1/'; } >requirements.lock
+  ;;
+*) fail "usage: deploy/install.sh python PYTHON | system | browser | lock PYTHON" ;;
+esac
