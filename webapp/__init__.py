@@ -1,0 +1,5 @@
+"""Records, shows, controls. Never imports trainer, torch or vllm; of sandbox only sandbox.client; ray only in the launcher."""
+
+from webapp.celery import app as celery_app
+
+__all__ = ["celery_app"]

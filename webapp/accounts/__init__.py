@@ -1,0 +1,1 @@
+"""Teams, projects and who may do what in them."""

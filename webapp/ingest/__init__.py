@@ -1,0 +1,1 @@
+"""Takes the event journal of running attempts into Postgres, each event once."""

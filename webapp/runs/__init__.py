@@ -1,0 +1,1 @@
+"""Runs: their states, attempts, metrics, logs, and the tasks that start and watch them."""
