@@ -1,0 +1,1 @@
+"""Problems: generated and given, curated for a run."""
