@@ -219,6 +219,12 @@ class Event(Frozen):
     payload: Payload
 
 
+class EventBatch(Frozen):
+    """JSON body of `POST /api/v1/runs/<run>/events`; the reporter sends at most 256 events and 1 MB at once."""
+
+    events: list[Event] = Field(min_length=1, max_length=256)
+
+
 class EventStatus(StrEnum):
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"

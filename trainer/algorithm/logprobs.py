@@ -1,0 +1,69 @@
+"""Log-probabilities and entropies from hidden states, in chunks: the full logits never exist at once.
+
+The backward pass makes each chunk's logits again, so peak memory is one chunk (CHUNK_LOGITS floats).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_LOGITS = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """`logprobs` carries the gradient; `entropies` does not. Both (tokens,), nats."""
+
+    logprobs: Tensor
+    entropies: Tensor
+
+
+def score_tokens(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0) -> TokenScores:
+    """Scores of `targets` (tokens,) under softmax(hidden @ head.T / temperature).
+
+    `hidden`: (tokens, width) at the positions that predict the targets; `head`: (vocabulary, width).
+    """
+    logprobs, entropies = _ChunkedScores.apply(hidden, head, targets, temperature)
+    return TokenScores(logprobs, entropies)
+
+
+class _ChunkedScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        count = hidden.shape[0]
+        logprobs, entropies, normalisers = hidden.new_empty(3, count).unbind(0)
+        rows = _chunk_rows(head)
+        for start in range(0, count, rows):
+            part = slice(start, min(start + rows, count))
+            logits = (hidden[part] @ head.t()).div_(temperature)
+            normaliser = torch.logsumexp(logits, -1)
+            normalisers[part] = normaliser
+            logprobs[part] = logits.gather(-1, targets[part, None])[:, 0] - normaliser
+            # H = log Z - sum p * logit
+            entropies[part] = normaliser - ((logits - normaliser[:, None]).exp_() * logits).sum(-1)
+        ctx.save_for_backward(hidden, head, targets, normalisers)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden, head, targets, normalisers = ctx.saved_tensors
+        grad = grads[0] / ctx.temperature
+        grad_hidden, grad_head = torch.empty_like(hidden), torch.zeros_like(head)
+        rows = _chunk_rows(head)
+        for start in range(0, hidden.shape[0], rows):
+            part = slice(start, min(start + rows, hidden.shape[0]))
+            logits = (hidden[part] @ head.t()).div_(ctx.temperature)
+            # d logp / d logits = onehot - softmax
+            delta = logits.sub_(normalisers[part, None]).exp_().mul_(-grad[part, None])
+            delta.scatter_add_(1, targets[part, None], grad[part, None])
+            grad_hidden[part] = delta @ head
+            grad_head.addmm_(delta.t(), hidden[part])
+        return grad_hidden, grad_head, None, None
+
+
+def _chunk_rows(head: Tensor) -> int:
+    return max(1, CHUNK_LOGITS // head.shape[0])

@@ -1,0 +1,181 @@
+"""Which rollouts of a group are learned from: GRPO-RoC (rStar2-Agent 2.2.3), the released rule, plain GRPO.
+
+Where the paper is silent, one documented rule each:
+- equal rewards over all graded members: the group is dropped (EQUAL_REWARD); fewer than two graded: TOO_FEW.
+- a group made short by ungraded members keeps the same proportion; with at most G graded all of them are kept.
+- `paper` keeps max(1, floor(negatives * G / n)) negatives (with n = 2G: half of them, rounded down) and fills
+  up to G with positives. Without the 1, a lone negative would vanish and leave a group without gradient.
+- positives are drawn without replacement, weight 1 / (p_err + p_format + penalty_floor): the paper has 1/0.
+- `none` may draw equal rewards out of a mixed group; that group has no gradient and is EQUAL_REWARD too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from contracts.recipe import Resample
+from contracts.trajectory import Decision, StopReason
+from trainer.rollout.trajectory import Trajectory
+
+ANSWER_TAG = "<answer>"
+NO_TOOL_PENALTY = 0.5
+RELEASED_MIN_NEGATIVES = 2
+RELEASED_MIN_POSITIVES = 2
+TRUNCATED = frozenset({StopReason.MAX_RESPONSE_TOKENS, StopReason.CONTEXT_OVERFLOW})
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What the selection knows of one rollout. `reward` is None when it could not be graded."""
+
+    reward: float | None
+    p_err: float
+    p_format: float
+    is_truncated: bool = False
+
+    @property
+    def is_right(self) -> bool:
+        return self.reward is not None and self.reward > 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """What became of one rollout. `weight` and `draw_probability` only where a draw by weight took place."""
+
+    decision: Decision
+    weight: float | None = None
+    draw_probability: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self.decision in (Decision.KEPT_RIGHT, Decision.KEPT_WRONG, Decision.KEPT_TRUNCATED)
+
+
+def error_penalty(tool_calls: int, tool_errors: int) -> float:
+    """p_err: errored / all tool calls, 0.5 without any (2.2.3). Errors come from structured statuses."""
+    return tool_errors / tool_calls if tool_calls else NO_TOOL_PENALTY
+
+
+def format_penalty(turn_texts: Sequence[str]) -> float:
+    """p_format: 1 without an answer tag in any assistant turn, else min(1, (tags - 1) / turns) (2.2.3).
+
+    The turns are the policy's own, the first included; what the tool printed does not count.
+    """
+    tags = sum(text.count(ANSWER_TAG) for text in turn_texts)
+    return 1.0 if tags == 0 else min(1.0, (tags - 1) / len(turn_texts))
+
+
+def make_candidate(trajectory: Trajectory, turn_texts: Sequence[str]) -> Candidate:
+    """The penalties of a trajectory; `turn_texts` are its decoded assistant turns in order."""
+    return Candidate(
+        reward=trajectory.reward,
+        p_err=error_penalty(len(trajectory.tool_calls), trajectory.tool_errors),
+        p_format=format_penalty(turn_texts),
+        is_truncated=trajectory.stop_reason in TRUNCATED,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRule:
+    """`group_size` is the paper's G."""
+
+    resample: Resample
+    group_size: int
+    penalty_floor: float
+
+
+def select_rollouts(group: Sequence[Candidate], rule: SelectionRule, rng: np.random.Generator) -> list[LedgerLine]:
+    """One ledger line for each rollout of one prompt, in the order given."""
+    graded = [i for i, c in enumerate(group) if c.reward is not None]
+    if len(graded) < 2:
+        return [_line(c, Decision.TOO_FEW) for c in group]
+    rewards = {group[i].reward for i in graded}
+    if len(rewards) == 1:
+        return [_line(c, Decision.EQUAL_REWARD) for c in group]
+    weights = _draw_weights(group, rule)
+    kept = _choose(group, graded, rule, rng)
+    if len({group[i].reward for i in kept}) == 1:
+        return [_line(c, Decision.EQUAL_REWARD) for c in group]
+    total = sum(weights.values())
+    lines = []
+    for i, candidate in enumerate(group):
+        line = _line(candidate, _kept_decision(candidate) if i in kept else Decision.NOT_SELECTED)
+        if i in weights:
+            line = LedgerLine(line.decision, weights[i], weights[i] / total)
+        lines.append(line)
+    return lines
+
+
+def _line(candidate: Candidate, decision: Decision) -> LedgerLine:
+    return LedgerLine(Decision.UNGRADED if candidate.reward is None else decision)
+
+
+def _kept_decision(candidate: Candidate) -> Decision:
+    if candidate.is_right:
+        return Decision.KEPT_RIGHT
+    return Decision.KEPT_TRUNCATED if candidate.is_truncated else Decision.KEPT_WRONG
+
+
+def _draw_weights(group: Sequence[Candidate], rule: SelectionRule) -> dict[int, float]:
+    """Index of each positive -> 1 / (p_err + p_format + floor); empty where nothing is drawn by weight."""
+    if rule.resample is not Resample.PAPER:
+        return {}
+    return {i: 1 / (c.p_err + c.p_format + rule.penalty_floor) for i, c in enumerate(group) if c.is_right}
+
+
+def _choose(
+    group: Sequence[Candidate], graded: Sequence[int], rule: SelectionRule, rng: np.random.Generator
+) -> set[int]:
+    if len(graded) <= rule.group_size:
+        return set(graded)
+    negatives = [i for i in graded if not group[i].is_right]
+    positives = [i for i in graded if group[i].is_right]
+    match rule.resample:
+        case Resample.NONE:
+            return {int(i) for i in rng.permutation(graded)[: rule.group_size]}
+        case Resample.PAPER:
+            n_neg, n_pos = count_paper(len(negatives), len(positives), rule.group_size)
+            kept_neg = {int(i) for i in rng.permutation(negatives)[:n_neg]}
+            weights = list(_draw_weights(group, rule).values())
+            return kept_neg | {positives[j] for j in draw_by_weight(weights, n_pos, rng)}
+        case Resample.RELEASED:
+            n_neg, n_pos = count_released(len(negatives), len(positives), rule.group_size)
+            ranked = sorted(positives, key=lambda i: group[i].p_err + group[i].p_format)
+            return set(negatives[:n_neg]) | set(ranked[:n_pos])
+
+
+def count_paper(negatives: int, positives: int, group_size: int) -> tuple[int, int]:
+    """How many negatives and positives are kept of a mixed group larger than G; they add up to G.
+
+    With 2G rollouts: floor(negatives / 2), at least 1, and the rest positives (never more than there are,
+    since G - floor(negatives * G / n) = ceil(positives * G / n)).
+    """
+    kept_neg = max(1, negatives * group_size // (negatives + positives))
+    return kept_neg, group_size - kept_neg
+
+
+def count_released(negatives: int, positives: int, group_size: int) -> tuple[int, int]:
+    """Counts of the released code with its recipe's minimums 2 and 2 (roc.py `resample_of_correct`).
+
+    Rounds half to even. Both sides under their minimum (G of 2 or 3): all rollouts are kept, more than G.
+    Where its closing assertion would stop the run (an odd G with a tie), the positives fill up to G.
+    """
+    total = negatives + positives
+    kept_neg, kept_pos = round(negatives * group_size / total), round(positives * group_size / total)
+    if kept_neg < RELEASED_MIN_NEGATIVES and kept_pos < RELEASED_MIN_POSITIVES:
+        return negatives, positives
+    if kept_neg <= (least := min(RELEASED_MIN_NEGATIVES, negatives)):
+        kept_neg, kept_pos = least, group_size - least
+    if kept_pos <= (least := min(RELEASED_MIN_POSITIVES, positives)):
+        kept_neg, kept_pos = group_size - least, least
+    return kept_neg, group_size - kept_neg
+
+
+def draw_by_weight(weights: Sequence[float], count: int, rng: np.random.Generator) -> list[int]:
+    """`count` positions without replacement, each draw with probability weight / sum of what is left.
+
+    By exponential clocks: the first of independent Exp(w_i) arrivals is i with probability w_i / sum w.
+    """
+    arrivals = rng.exponential(size=len(weights)) / np.asarray(weights)
+    return [int(i) for i in np.argsort(arrivals, kind="stable")[:count]]
