@@ -1,0 +1,109 @@
+"""python -m sandbox serve | run FILE | doctor."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from contracts.execution import ExecutionCall, Limits
+from sandbox.box import Box, BoxError
+from sandbox.gvisor import find_runsc
+from sandbox.launcher import NodeRefusesError
+from sandbox.node import NO_RUNSC, choose_launcher, serve
+from sandbox.selftest import attack
+from sandbox.settings import NodeSettings, read_settings
+from sandbox.tiers import Tier, choose_tier
+
+
+def main() -> int:
+    """Parse, run, and turn a refusal into one sentence on stderr and exit code 2."""
+    arguments = _parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        settings = read_settings(
+            os.environ,
+            host=getattr(arguments, "host", "127.0.0.1"),
+            port=getattr(arguments, "port", 8088),
+            boxes=getattr(arguments, "boxes", 0),
+            state_dir=arguments.state_dir,
+        )
+        match arguments.command:
+            case "serve":
+                asyncio.run(serve(settings))
+                return 0
+            case "run":
+                return asyncio.run(run_file(settings, arguments.file, arguments.wall_s))
+            case _:
+                return asyncio.run(doctor(settings))
+    except NodeRefusesError as error:
+        sys.stderr.write(f"sandbox: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sandbox", description="Runs untrusted Python in gVisor.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    node = commands.add_parser("serve", help="serve POST /v1/run until Ctrl-C")
+    node.add_argument("--host", default="127.0.0.1")
+    node.add_argument("--port", type=int, default=8088)
+    node.add_argument("--boxes", type=int, default=0, help="warm boxes; default: cores + 1")
+    once = commands.add_parser("run", help="run one file in a box of its own")
+    once.add_argument("file", type=Path)
+    once.add_argument("--wall-s", type=float, default=5.0)
+    commands.add_parser("doctor", help="say what works here, attack included")
+    for command in commands.choices.values():
+        command.add_argument("--state-dir", type=Path, default=None, help="default: SANDBOX_STATE_DIR or var/sandbox")
+    return parser
+
+
+async def run_file(settings: NodeSettings, path: Path, wall_s: float) -> int:
+    """Run a file in a fresh box; its output and exit code become ours."""
+    call = ExecutionCall(id=path.name, code=path.read_text(errors="replace"), limits=Limits(wall_s=wall_s))
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        box = await Box.start(await choose_launcher(settings), choose_tier(call.code))
+    except BoxError as error:
+        raise NodeRefusesError(str(error)) from error
+    try:
+        reply = await box.run(call)
+    finally:
+        await box.close()
+    sys.stdout.write(reply["stdout"])
+    sys.stderr.write(reply["stderr"])
+    if reply["status"] not in ("ok", "error"):
+        sys.stderr.write(f"[{reply['status']}]\n")
+    return int(reply["exit_code"]) if reply["exit_code"] is not None else 1
+
+
+async def doctor(settings: NodeSettings) -> int:
+    """Plain verdicts: what was found, which platform works, each check of the attack."""
+    runsc = await asyncio.to_thread(find_runsc)
+    if runsc is None:
+        sys.stdout.write(f"runsc            MISSING  {NO_RUNSC}\n")
+        return 1
+    sys.stdout.write(
+        f"runsc            ok       {runsc.path}, {runsc.version}, platforms {', '.join(runsc.platforms)}\n"
+    )
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    launcher = await choose_launcher(settings)
+    try:
+        box = await Box.start(launcher, Tier.LIGHT)
+    except BoxError as error:
+        sys.stdout.write(f"box              FAILED   {error}\n")
+        return 1
+    sys.stdout.write(f"box              ok       {launcher.isolation}\n")
+    try:
+        verdicts = await attack(box)
+    finally:
+        await box.close()
+    for verdict in verdicts:
+        sys.stdout.write(f"{verdict.check:<16} {'ok' if verdict.is_held else 'BREACH':<8} {verdict.detail}\n")
+    return 0 if all(verdict.is_held for verdict in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

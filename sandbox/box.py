@@ -1,0 +1,126 @@
+"""One warm box as the host sees it: frames in, frames out, and errors that say whose failure it was."""
+
+import asyncio
+import json
+import struct
+from typing import Any
+
+from contracts.execution import ExecutionCall
+from sandbox.launcher import Launched, Launcher
+from sandbox.tiers import Tier
+
+START_S = 30.0
+READY_S = 2.0  # after a result: wiping and forking the next child
+WATCHDOG_GRACE_S = 1.2  # past the wall limit: 0.2 s of soft kill in the box, then 1 s
+MAX_FRAME_BYTES = 64 << 20
+_PROBE = ExecutionCall(id="probe", code="print(6 * 7)")
+
+
+class BoxError(Exception):
+    """The box failed, not the program."""
+
+
+class BoxDiedError(BoxError):
+    """Its process ended or its frames make no sense."""
+
+
+class BoxHungError(BoxError):
+    """It did not answer in time."""
+
+
+class Box:
+    """A started box. One call at a time; after an error it must be closed."""
+
+    def __init__(self, launcher: Launcher, launched: Launched) -> None:
+        self._launcher = launcher
+        self._launched = launched
+        self.calls = 0
+
+    @classmethod
+    async def start(cls, launcher: Launcher, tier: Tier, *, cold: bool = False) -> "Box":
+        """Start a box and wait until it takes calls. An image that does not restore is given up for a cold start."""
+        launched = await launcher.start(tier, cold=cold)
+        box = cls(launcher, launched)
+        try:
+            async with asyncio.timeout(START_S):
+                if launched.is_restored:
+                    await box._probe()
+                else:
+                    await box._expect("hello")
+                    await box._expect("ready")
+        except (BoxError, TimeoutError) as error:
+            reason = box.last_words()
+            await box.close()
+            if launched.is_restored:
+                launcher.forget_image(tier)
+                return await cls.start(launcher, tier, cold=True)
+            raise BoxDiedError(f"a {tier} box did not start: {error or 'timeout'} {reason}".strip()) from error
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+    async def _probe(self) -> None:
+        """A restored box says no hello: ask it something."""
+        reply = await self.run(_PROBE)
+        if reply["stdout"] != "42\n":
+            raise BoxDiedError(f"a restored box answered {reply}")
+        await self.wait_ready()
+
+    async def run(self, call: ExecutionCall) -> dict[str, Any]:
+        """The box's reply to one call; raises BoxDiedError or BoxHungError. Then `wait_ready` before the next."""
+        self.calls += 1
+        request = call.model_dump(mode="json", include={"code", "stdin", "limits", "seed"})
+        body = json.dumps(request).encode()
+        stdin = self._launched.process.stdin
+        assert stdin is not None  # noqa: S101 - spawned with pipes
+        try:
+            async with asyncio.timeout(call.limits.wall_s + WATCHDOG_GRACE_S):
+                stdin.write(struct.pack(">I", len(body)) + body)
+                await stdin.drain()
+                return await self._expect("result")
+        except TimeoutError:
+            raise BoxHungError("the box did not answer past the wall limit") from None
+        except (ConnectionError, OSError) as error:
+            raise BoxDiedError(f"the box is gone: {error}") from error
+
+    async def wait_ready(self) -> str:
+        """Wait until the box is clean and takes the next call; the reason to replace it, or ""."""
+        try:
+            async with asyncio.timeout(READY_S):
+                return str((await self._expect("ready"))["tainted"])
+        except TimeoutError:
+            raise BoxHungError("the box did not become ready again") from None
+
+    def threads(self) -> int:
+        """Host threads it holds."""
+        return self._launcher.load(self._launched)
+
+    def last_words(self) -> str:
+        """The end of what the box wrote to its log, for a person."""
+        try:
+            return self._launched.log_path.read_text(errors="replace")[-400:].strip()
+        except OSError:
+            return ""
+
+    async def save_image(self) -> bool:
+        """Checkpoint it; ends the box."""
+        return await self._launcher.save_image(self._launched)
+
+    async def close(self) -> None:
+        """Kill it. Never raises for a box that is dead already."""
+        await asyncio.shield(self._launcher.kill(self._launched))
+
+    async def _expect(self, kind: str) -> dict[str, Any]:
+        stdout = self._launched.process.stdout
+        assert stdout is not None  # noqa: S101 - spawned with pipes
+        try:
+            (length,) = struct.unpack(">I", await stdout.readexactly(4))
+            if length > MAX_FRAME_BYTES:
+                raise BoxDiedError(f"a frame of {length} bytes")
+            frame = json.loads(await stdout.readexactly(length))
+        except (asyncio.IncompleteReadError, ValueError) as error:
+            raise BoxDiedError(f"the box is gone ({type(error).__name__})") from error
+        if not isinstance(frame, dict) or frame.get("kind") != kind:
+            raise BoxDiedError(f"expected a {kind} frame, got {str(frame)[:200]}")
+        return frame

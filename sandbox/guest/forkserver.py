@@ -1,0 +1,335 @@
+"""The fork-server of a box, its PID 1: imports once, then answers each call by forking a fresh process.
+
+Usage: python -m sandbox.guest.forkserver TIER box|plain WORK_DIR
+
+Frames are a big-endian length and JSON, on what were fd 0 and 1. In: one request. Out, in this order:
+`hello` once, `ready` when the next request may come, `result`, `ready`, ... In mode `plain` (no gVisor) it is
+not PID 1 of anything: then it may neither kill(-1) nor wipe /tmp.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from sandbox.guest import preload, program
+from sandbox.guest.output import HeadTail
+
+SOFT_GRACE_S = 0.2  # between the signal that raises in the program and the one that kills it
+SWEEP_GIVE_UP_S = 1.0
+MEMORY_CHECK_S = 0.1
+SPARE_PATIENCE_MS = 5  # a spare that is asked at once does not warm itself up first
+HARD_OUTPUT_FACTOR = 16  # a program is killed at this many times the output that is kept
+PR_SET_CHILD_SUBREAPER = 36
+WIPED = ("/tmp", "/dev/shm")  # noqa: S108 - the box's own tmpfs
+
+
+@dataclass
+class Child:
+    """A forked process and our ends of its pipes; the request may still be to come."""
+
+    pid: int
+    request_fd: int
+    out_fd: int
+    err_fd: int
+
+
+@dataclass
+class Ending:
+    """How the child ended: what we did to it (`cause`), and what the kernel says."""
+
+    cause: str | None
+    wait_status: int
+    usage: resource.struct_rusage
+
+
+class ForkServer:
+    """The loop of PID 1 and what it keeps between calls."""
+
+    def __init__(self, tier: str, *, is_box: bool, work_dir: str) -> None:
+        self._tier = tier
+        self._is_box = is_box
+        self._work_dir = work_dir
+        self._in_fd, self._reply_fd = _hide_frame_pipes()
+        self._wake_fd, self._wake_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(self._wake_write_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._base_vm = 0
+        self._idle_memory = 0
+
+    def serve(self) -> NoReturn:
+        """Import, warm up, then answer until the host closes the pipe."""
+        started = time.perf_counter()
+        preload.import_tier(self._tier)
+        for _ in range(2):
+            preload.run_snippet(program.execute)
+        preload.freeze()
+        self._base_vm = _address_space()
+        self._idle_memory = self._memory_in_use()
+        self._send({"kind": "hello", "import_s": time.perf_counter() - started})
+        self._send({"kind": "ready", "tainted": ""})
+        while True:
+            spare = self._fork()
+            body = self._read_exact(struct.unpack(">I", self._read_exact(4))[0])
+            self._send({"kind": "result", **self._answer(spare, body)})
+            self._send({"kind": "ready", "tainted": self._wipe()})
+
+    def _answer(self, child: Child, body: bytes) -> dict[str, Any]:
+        started = time.perf_counter()
+        limits = json.loads(body)["limits"]
+        self._hand_over(child, body)
+        keep = int(limits["output_kb"]) * 1024
+        streams = {child.out_fd: HeadTail(keep), child.err_fd: HeadTail(keep)}
+        ending = self._supervise(child, limits, streams, started)
+        exec_s = time.perf_counter() - started
+        swept = self._sweep()
+        for fd, stream in streams.items():
+            _drain(fd, stream, limit=stream.total + keep)
+            os.close(fd)
+        out, err = streams[child.out_fd], streams[child.err_fd]
+        return {
+            **_describe(ending, limits),
+            "stdout": out.text(),
+            "stderr": err.text(),
+            "stdout_bytes": out.total,
+            "stderr_bytes": err.total,
+            "truncated": out.truncated or err.truncated,
+            "exec_ms": exec_s * 1000,
+            "cpu_ms": (ending.usage.ru_utime + ending.usage.ru_stime) * 1000,
+            "swept": swept,
+        }
+
+    def _fork(self) -> Child:
+        """Fork the child of the next call; it warms itself up while it waits for its request."""
+        request_r, request_w = os.pipe()
+        out_r, out_w = os.pipe()
+        err_r, err_w = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            for fd in (self._in_fd, self._reply_fd, self._wake_fd, self._wake_write_fd, request_w, out_r, err_r):
+                os.close(fd)
+            self._be_child(request_r, out_w, err_w)
+        for fd in (request_r, out_w, err_w):
+            os.close(fd)
+        for fd in (out_r, err_r):
+            os.set_blocking(fd, False)
+        return Child(pid, request_w, out_r, err_r)
+
+    def _be_child(self, request_fd: int, out_fd: int, err_fd: int) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGUSR1, program.raise_time_limit)
+            poll = select.poll()
+            poll.register(request_fd, select.POLLIN)
+            if not poll.poll(SPARE_PATIENCE_MS):
+                preload.run_snippet(program.execute)
+            with open(request_fd, "rb") as file:
+                request = json.loads(file.read())
+            program.run(request, out_fd=out_fd, err_fd=err_fd, work_dir=self._work_dir, base_vm=self._base_vm)
+        except BaseException:  # noqa: BLE001 - a child must never return into the loop of the fork-server
+            os._exit(1)
+
+    def _hand_over(self, child: Child, body: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it died: the wait status will say so
+            view = memoryview(body)
+            while view:
+                view = view[os.write(child.request_fd, view) :]
+        os.close(child.request_fd)
+
+    def _supervise(self, child: Child, limits: dict[str, Any], streams: dict[int, HeadTail], started: float) -> Ending:
+        """Read its output, watch its limits, return when it is dead. Its end counts, not that of the pipes."""
+        hard_output = int(limits["output_kb"]) * 1024 * HARD_OUTPUT_FACTOR
+        deadline = started + float(limits["wall_s"])
+        cause: str | None = None
+        poll = select.poll()
+        for fd in (*streams, self._wake_fd):
+            poll.register(fd, select.POLLIN)
+        while True:
+            left = deadline - time.perf_counter()
+            if left <= 0:
+                if cause is not None:
+                    break
+                cause, deadline = "timeout", deadline + SOFT_GRACE_S
+                _signal(child.pid, signal.SIGUSR1)
+                continue
+            events = poll.poll(min(left, MEMORY_CHECK_S) * 1000 + 1)
+            self._read(events, streams, poll, hard_output)
+            if any(stream.total > hard_output for stream in streams.values()):
+                cause = "output_limit"
+                break
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+            if pid:
+                return Ending(cause, status, usage)
+            if not events and self._is_over_memory(limits):
+                cause = "memory"
+                break
+        _signal(child.pid, signal.SIGKILL)
+        _, status, usage = os.wait4(child.pid, 0)
+        return Ending(cause, status, usage)
+
+    def _read(self, events: list[tuple[int, int]], streams: dict[int, HeadTail], poll: select.poll, limit: int) -> None:
+        for fd, _ in events:
+            if fd == self._wake_fd:
+                _empty(fd)
+            elif not _drain(fd, streams[fd], limit=limit):
+                poll.unregister(fd)
+
+    def _is_over_memory(self, limits: dict[str, Any]) -> bool:
+        """RLIMIT_AS holds one process; this holds all processes and files of the call together."""
+        allowed = (int(limits["memory_mb"]) * 3 // 2 + 64) * program.MIB
+        return self._is_box and self._memory_in_use() - self._idle_memory > allowed
+
+    def _memory_in_use(self) -> int:
+        """Memory of the whole box in bytes, as its kernel counts it; 0 where that is not ours to ask."""
+        if not self._is_box:
+            return 0
+        with open("/proc/meminfo", "rb") as file:
+            fields = dict(line.split(b":") for line in file)
+        return (int(fields[b"MemTotal"].split()[0]) - int(fields[b"MemFree"].split()[0])) * 1024
+
+    def _sweep(self) -> bool:
+        """Kill whatever the call left behind. False: something would not die, and the box must go.
+
+        kill(-1) is not atomic against fork() in gVisor: one pass is not enough.
+        """
+        give_up = time.perf_counter() + SWEEP_GIVE_UP_S
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid:
+                continue
+            if time.perf_counter() > give_up:
+                return False
+            if self._is_box:
+                _signal(-1, signal.SIGKILL)
+            else:
+                for orphan in _own_children():
+                    _signal(orphan, signal.SIGKILL)
+            time.sleep(0.001)
+
+    def _wipe(self) -> str:
+        """Empty every place a program can write to; the reason to replace the box, or ""."""
+        for top in WIPED if self._is_box else (self._work_dir,):
+            for name in _names(top):
+                _remove(os.path.join(top, name))
+        left = [name for top in WIPED for name in _names(top)] if self._is_box else []
+        return f"files left behind: {left[:3]}" if left else ""
+
+    def _send(self, message: dict[str, Any]) -> None:
+        body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
+        view = memoryview(struct.pack(">I", len(body)) + body)
+        while view:
+            view = view[os.write(self._reply_fd, view) :]
+
+    def _read_exact(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            chunk = os.read(self._in_fd, count - len(data))
+            if not chunk:
+                os._exit(0)
+            data += chunk
+        return data
+
+
+def _hide_frame_pipes() -> tuple[int, int]:
+    """Move the frame pipes off fd 0 and 1, where a child would inherit them by habit."""
+    fds = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for target in (0, 1):
+        os.dup2(null, target)
+    os.close(null)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return fds
+
+
+def _describe(ending: Ending, limits: dict[str, Any]) -> dict[str, Any]:
+    """The status and its numbers, from the cause we know and the wait status."""
+    status = ending.wait_status
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    cpu_s = ending.usage.ru_utime + ending.usage.ru_stime
+    name = ending.cause
+    if name is None and number in (program.DIED_OF_MEMORY, program.DIED_OF_CPU):
+        name = "memory" if number == program.DIED_OF_MEMORY else "cpu_limit"
+        number, exit_code = None, 1
+    elif name is None and (number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s > limits["cpu_s"])):
+        name = "cpu_limit"
+    elif name is None:
+        name = "signal" if number is not None else "ok" if exit_code == 0 else "error"
+    return {"status": name, "exit_code": exit_code, "signal": number}
+
+
+def _drain(fd: int, stream: HeadTail, *, limit: int) -> bool:
+    """Read what is there, but not past `limit` bytes in all. False at the end of the stream."""
+    while stream.total <= limit:
+        try:
+            data = os.read(fd, 65536)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        stream.feed(data)
+    return True
+
+
+def _empty(fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.read(fd, 512)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _own_children() -> list[int]:
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+    return []
+
+
+def _names(top: str) -> list[str]:
+    try:
+        return os.listdir(top)
+    except OSError:
+        return []
+
+
+def _remove(path: str) -> None:
+    """Remove a file or a tree; what cannot be removed stays and taints the box."""
+    with contextlib.suppress(OSError):
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def main() -> NoReturn:
+    """Entry point; the arguments are the host's, not a user's."""
+    tier, mode, work_dir = sys.argv[1:4]
+    is_box = mode == "box" and os.getpid() == 1
+    if not is_box:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ForkServer(tier, is_box=is_box, work_dir=work_dir).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What a box imports once, before the first fork, and the snippet that walks every lazy path once.
+
+A page first written by a child is copied by the sentry in units of 2 MiB, and a lazy import in a child is paid again
+at every call: so everything a usual program touches is touched here, before (`import_tier`) or in a spare
+child that is waiting anyway (`run_snippet`).
+"""
+
+import contextlib
+import gc
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable
+
+LIGHT_MODULES = [
+    "abc", "array", "ast", "base64", "bisect", "calendar", "cmath", "codecs", "collections", "contextlib", "copy",
+    "csv", "dataclasses", "datetime", "decimal", "encodings.idna", "enum", "fractions", "functools", "hashlib",
+    "heapq", "inspect", "io", "itertools", "json", "linecache", "locale", "math", "numbers", "operator", "os",
+    "pathlib", "pickle", "pprint", "queue", "random", "re", "secrets", "shutil", "signal", "statistics", "string",
+    "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "timeit", "tokenize", "traceback",
+    "types", "typing", "unicodedata", "uuid", "warnings", "zoneinfo",
+]  # fmt: skip
+
+SNIPPET = """\
+import math, sys, random
+def f(n):
+    return sum(i * i for i in range(n))
+print(f(10), 1.5, [1], {2: 3}, f'{f(3):.2f}', (1, 'a'), math.sqrt(2))
+class A:
+    def __init__(self):
+        self.x = 1
+print(A().x, sorted([3, 1, 2]))
+1 / 0
+"""
+
+
+def import_tier(tier: str) -> None:
+    """Import what the tier promises; packages that are not installed are left out."""
+    for name in LIGHT_MODULES:
+        importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        _warm_numpy()
+    if tier == "science":
+        with contextlib.suppress(ImportError):
+            _warm_sympy()
+
+
+def _warm_numpy() -> None:
+    numpy = importlib.import_module("numpy")
+    for name in ("random", "linalg", "fft", "polynomial"):
+        importlib.import_module(f"numpy.{name}")
+    numpy.random.seed(1)
+    numpy.linalg.solve(numpy.eye(3), numpy.ones(3))
+    str(numpy.arange(3.0))
+    numpy.dot(numpy.ones((50, 50)), numpy.ones((50, 50)))
+
+
+def _warm_sympy() -> None:
+    sympy = importlib.import_module("sympy")
+    x = sympy.symbols("x")
+    sympy.integrate(sympy.sin(x) * x, x)
+    sympy.solve(x**2 - 2, x)
+    str(sympy.simplify((x**2 - 1) / (x - 1)))
+    sympy.core.cache.clear_cache()
+
+
+def run_snippet(execute: Callable[[str], int]) -> None:
+    """Run the snippet and a syntax error through `execute`, the function that runs programs, output thrown away."""
+    saved = sys.stdout, sys.stderr
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for source in (SNIPPET, "x = = 1"):
+            sys.stdout = open_text(null)
+            sys.stderr = open_text(null)
+            execute(source)
+    finally:
+        sys.stdout, sys.stderr = saved
+        os.close(null)
+
+
+def open_text(fd: int) -> io.TextIOWrapper:
+    """A text stream on `fd` that never raises on what it is given and hands on every line at once."""
+    raw = open(fd, "wb", closefd=False)  # noqa: SIM115 - it lives as long as the process
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def freeze() -> None:
+    """Take what exists out of the collector's sight, so that a collection in a child does not copy every page."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,251 @@
+"""The child's side of a call: drop everything, take on the limits, run the program as `main.py`, die.
+
+Nothing the program does can reach the pipe on which the fork-server answers: only the wait status and the two
+output pipes lead out of here. Two verdicts that a wait status cannot tell by itself are given by dying of a
+real-time signal; a program that forges one only lies about how it failed.
+"""
+
+import ast
+import atexit
+import builtins
+import contextlib
+import io
+import linecache
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import traceback
+import types
+from typing import Any, NoReturn
+
+from sandbox.guest import preload
+
+FILE_NAME = "main.py"
+UID = 10000
+DIED_OF_MEMORY = signal.SIGRTMIN + 7
+DIED_OF_CPU = signal.SIGRTMIN + 8
+MIB = 1 << 20
+MEMORY_SLACK = 32 * MIB  # given back after a MemoryError so that its traceback can be printed
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class TimeLimitExceeded(BaseException):
+    """The wall clock ran out. Not an Exception, so that `except Exception` in the program does not swallow it."""
+
+    __module__ = "builtins"
+
+
+class CpuLimitExceeded(BaseException):
+    """The CPU time ran out."""
+
+    __module__ = "builtins"
+
+
+def execute(source: str) -> int:
+    """Run `source` as `__main__` and return its exit code; tracebacks go to sys.stderr without our frames."""
+    lines = source.splitlines(keepends=True)
+    linecache.cache[FILE_NAME] = (len(source), None, lines, FILE_NAME)
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=FILE_NAME, __builtins__=builtins)
+    sys.modules["__main__"] = module
+    try:
+        for code in _compile(source, lines):
+            exec(code, module.__dict__)  # noqa: S102 - running the program is what this process is for
+    except SystemExit as stop:
+        return _exit_code(stop.code)
+    except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
+        _print_exception(error)
+        return _verdict(error)
+    return 0
+
+
+def _compile(source: str, lines: list[str]) -> list[types.CodeType]:
+    """The program, and its trailing expression apart: in "single" mode its value is echoed when it is not None."""
+    try:
+        tree = ast.parse(source, FILE_NAME)
+        last = tree.body[-1] if tree.body else None
+        if not isinstance(last, ast.Expr) or _ends_in_semicolon(last, lines):
+            return [compile(tree, FILE_NAME, "exec", dont_inherit=True)]
+        tree.body.pop()
+        body = compile(tree, FILE_NAME, "exec", dont_inherit=True)
+        # Only the __future__ statements of the program itself reach its last line.
+        futures = body.co_flags & 0x1FF0000
+        echo = compile(ast.Interactive([last]), FILE_NAME, "single", flags=futures, dont_inherit=True)
+        return [body, echo]
+    except SyntaxError as error:
+        if error.text is None and error.lineno and error.lineno <= len(lines):
+            error.text = lines[error.lineno - 1]
+        raise error.with_traceback(None) from None
+
+
+def _ends_in_semicolon(last: ast.Expr, lines: list[str]) -> bool:
+    """As in IPython: a semicolon after the last expression suppresses its echo."""
+    if last.end_lineno is None or last.end_lineno > len(lines):
+        return False
+    rest = lines[last.end_lineno - 1].encode("utf-8", "replace")[last.end_col_offset or 0 :]
+    return rest.lstrip(b" \t)").startswith(b";")
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def _verdict(error: BaseException) -> int:
+    """Exit code 1, or minus the signal to die of."""
+    if isinstance(error, MemoryError):
+        return -DIED_OF_MEMORY
+    if isinstance(error, CpuLimitExceeded):
+        return -DIED_OF_CPU
+    return 1
+
+
+def _print_exception(error: BaseException) -> None:
+    if isinstance(error, MemoryError):
+        with contextlib.suppress(ValueError, OSError):
+            _, hard = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    frame = _without_our_frames(error.__traceback__)
+    try:
+        if sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(error), error, frame)
+        else:
+            traceback.print_exception(type(error), error, frame, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - a hostile __str__ or a second MemoryError must not lose the first error
+        with contextlib.suppress(BaseException):
+            os.write(2, f"{type(error).__name__}\n".encode("utf-8", "backslashreplace"))
+
+
+def _without_our_frames(first: types.TracebackType | None) -> types.TracebackType | None:
+    """Cut the runner's frames before the program's first and the handler of a limit after its last."""
+    while first is not None and first.tb_frame.f_code.co_filename == __file__:
+        first = first.tb_next
+    frame = first
+    while frame is not None:
+        if frame.tb_next is not None and frame.tb_next.tb_frame.f_code.co_filename == __file__:
+            frame.tb_next = None
+        frame = frame.tb_next
+    return first
+
+
+def raise_time_limit(_signum: int, frame: types.FrameType | None) -> None:
+    """Handler of the soft signal: raises where the program hangs, so that its traceback says where."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise TimeLimitExceeded("the program ran out of wall-clock time")
+
+
+def _raise_cpu_limit(_signum: int, frame: types.FrameType | None) -> None:
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+    raise CpuLimitExceeded("the program ran out of CPU time")
+
+
+def run(request: dict[str, Any], *, out_fd: int, err_fd: int, work_dir: str, base_vm: int) -> NoReturn:
+    """Become the program of `request`. `base_vm` is the address space the interpreter has already (bytes)."""
+    _wire(request, out_fd, err_fd)
+    _confine(request["limits"], work_dir, base_vm)
+    code = str(request["code"]).removeprefix("\ufeff")
+    with contextlib.suppress(OSError, ValueError), open(FILE_NAME, "w", encoding="utf-8", newline="") as file:
+        file.write(code)  # tracebacks of threads and inspect.getsource read it
+    _limit_files(request["limits"])
+    _fresh_interpreter(request.get("seed"))
+    exit_code = execute(code)
+    _end(exit_code)
+
+
+def _wire(request: dict[str, Any], out_fd: int, err_fd: int) -> None:
+    stdin = str(request.get("stdin", "")).encode("utf-8", "surrogateescape")
+    in_fd = os.open(os.devnull, os.O_RDONLY)
+    if stdin:
+        os.close(in_fd)
+        in_fd = os.memfd_create("stdin")
+        view = memoryview(stdin)
+        while view:
+            view = view[os.write(in_fd, view) :]
+        os.lseek(in_fd, 0, os.SEEK_SET)
+    for source, target in ((in_fd, 0), (out_fd, 1), (err_fd, 2)):
+        os.dup2(source, target)
+        if source > 2:
+            os.close(source)
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="replace")  # noqa: SIM115
+    sys.stdout = preload.open_text(1)
+    sys.stderr = preload.open_text(2)
+
+
+def _confine(limits: dict[str, Any], work_dir: str, base_vm: int) -> None:
+    """Session, uid, directory, limits: in this order, because the later steps need what the earlier give up."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.getpid() != 1 and os.getppid() == 1 and os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(UID, UID, UID)
+        os.setresuid(UID, UID, UID)
+    os.umask(0o022)
+    os.makedirs(work_dir, mode=0o700, exist_ok=True)
+    os.chdir(work_dir)
+    memory = base_vm + int(limits["memory_mb"]) * MIB
+    cpu = max(1, -int(-float(limits["cpu_s"]) // 1))  # RLIMIT_CPU counts whole seconds
+    signal.signal(signal.SIGXCPU, _raise_cpu_limit)
+    _set_limit(resource.RLIMIT_CORE, 0, 0)
+    _set_limit(resource.RLIMIT_AS, memory, memory + MEMORY_SLACK)
+    _set_limit(resource.RLIMIT_CPU, cpu, cpu + 1)
+    _set_limit(resource.RLIMIT_NPROC, int(limits["processes"]), int(limits["processes"]))
+
+
+def _limit_files(limits: dict[str, Any]) -> None:
+    size = int(limits["file_mb"]) * MIB
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as CPython does: a write past the limit is an OSError
+    _set_limit(resource.RLIMIT_FSIZE, size, size)
+    _set_limit(resource.RLIMIT_NOFILE, int(limits["open_files"]), int(limits["open_files"]))
+
+
+def _set_limit(kind: int, soft: int, hard: int) -> None:
+    """A limit the kernel refuses is one that is already tighter."""
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(kind, (soft, hard))
+
+
+def _fresh_interpreter(seed: int | None) -> None:
+    """Look like a new interpreter: arguments, environment, modules, random state."""
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT, HOME=os.getcwd(), TMPDIR="/tmp")  # noqa: S108 - the box's own tmpfs
+    sys.argv = [FILE_NAME]
+    sys.path[:] = ["", *(path for path in sys.path if path.startswith(sys.prefix) or path.startswith(sys.base_prefix))]
+    for name in [name for name in sys.modules if name == "sandbox" or name.startswith("sandbox.")]:
+        del sys.modules[name]
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(random.getrandbits(32) if seed is None else seed % (1 << 32))
+
+
+def _end(exit_code: int) -> NoReturn:
+    """End as an interpreter does: wait for threads, run atexit, flush; then die by the verdict."""
+    for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        try:
+            step()
+        except BaseException as error:  # noqa: BLE001 - e.g. the time limit while waiting for a thread
+            _print_exception(error)
+            exit_code = exit_code or _verdict(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    if exit_code < 0:
+        signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+    os._exit(exit_code if exit_code >= 0 else 1)

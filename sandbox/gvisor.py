@@ -1,0 +1,237 @@
+"""runsc: found, asked what it can do, started, killed, checkpointed. The only file that calls it."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox.launcher import Launched, NodeRefusesError, spawn, threads_of, wait_dead
+from sandbox.rootfs import GUEST_DIR, PYTHON, guest_digest
+from sandbox.tiers import Tier
+
+# What the fork-server needs to drop to the box uid, to kill it and to clean up after it. The program keeps none.
+CAPABILITIES = ["CAP_KILL", "CAP_SETUID", "CAP_SETGID", "CAP_DAC_OVERRIDE", "CAP_FOWNER"]
+TMP_MB = 64
+SENTRY_EXIT_S = 2.0
+CHECKPOINT_S = 20.0
+_ENV = [
+    "PATH=/usr/local/bin:/usr/bin:/bin",
+    "LANG=C.UTF-8",
+    "HOME=/tmp",
+    f"PYTHONPATH={GUEST_DIR}",
+    "LD_LIBRARY_PATH=/usr/local/lib",
+    "PYTHONDONTWRITEBYTECODE=1",
+    "OPENBLAS_NUM_THREADS=1",
+    "OMP_NUM_THREADS=1",
+    "MALLOC_ARENA_MAX=1",
+]
+
+
+@dataclass(frozen=True)
+class Runsc:
+    """The binary and what it says about itself."""
+
+    path: str
+    version: str
+    flags: frozenset[str]
+    platforms: tuple[str, ...]
+
+
+def find_runsc() -> Runsc | None:
+    """The runsc on PATH, or None."""
+    path = shutil.which("runsc")
+    if path is None:
+        return None
+    version = re.search(r"version \S*?(\d{8})", _ask(path, "--version"))
+    flags = frozenset(re.findall(r"^\s+-([\w-]+)", _ask(path, "flags"), flags=re.MULTILINE))
+    listed = re.findall(r"^\W*(kvm|ptrace|systrap)\b", _ask(path, "help", "platforms"), flags=re.MULTILINE)
+    return Runsc(path, version[1] if version else "unknown", flags, tuple(dict.fromkeys(listed)))
+
+
+def _ask(path: str, *arguments: str) -> str:
+    try:
+        done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
+
+
+def candidate_platforms(runsc: Runsc, wanted: str = "") -> list[str]:
+    """The platforms worth a timed trial here: the one asked for, or all but a kvm the CPU cannot do."""
+    if wanted:
+        if runsc.platforms and wanted not in runsc.platforms:
+            have = ", ".join(runsc.platforms)
+            raise NodeRefusesError(f"SANDBOX_PLATFORM={wanted}: this runsc ({runsc.version}) has {have}")
+        return [wanted]
+    names = [name for name in ("ptrace", "systrap", "kvm") if name in runsc.platforms or not runsc.platforms]
+    return [name for name in names if name != "kvm" or _has_kvm()]
+
+
+def _has_kvm() -> bool:
+    cpu = Path("/proc/cpuinfo").read_text()
+    return os.access("/dev/kvm", os.R_OK | os.W_OK) and re.search(r"\b(vmx|svm)\b", cpu) is not None
+
+
+def bundle_spec(rootfs: Path, tier: Tier) -> dict[str, Any]:
+    """The OCI configuration of a box: read-only root, two tmpfs, no network, next to no capability."""
+    tmpfs = ["nosuid", "nodev", "mode=1777", f"size={TMP_MB}m"]
+    argv = [PYTHON, "-B", "-s", "-m", "sandbox.guest.forkserver", tier.value, "box", "/tmp/work"]  # noqa: S108
+    sets = ("bounding", "effective", "permitted")
+    return {
+        "ociVersion": "1.0.0",
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": argv,
+            "cwd": "/",
+            "env": _ENV,
+            "capabilities": dict.fromkeys(sets, CAPABILITIES),
+            "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024}],
+            "noNewPrivileges": True,
+        },
+        "root": {"path": str(rootfs), "readonly": True},
+        "hostname": "box",
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+            {"destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": tmpfs},  # noqa: S108
+            {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": tmpfs},  # noqa: S108
+        ],
+        "linux": {"namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]},
+    }
+
+
+class GvisorLauncher:
+    """Boxes of one runsc on one platform, their state and their images under `state_dir`."""
+
+    is_isolated = True
+
+    def __init__(self, runsc: Runsc, platform: str, *, rootfs: Path, state_dir: Path) -> None:
+        self.isolation = f"gvisor/{platform} {runsc.version}"
+        self.platform = platform
+        self._runsc = runsc
+        self._state_dir = state_dir
+        self._root = state_dir / "runsc"
+        self._logs = state_dir / "logs"
+        for folder in (self._root, self._logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._images = state_dir / "images" / f"{runsc.version}-{platform}-{rootfs.name}-{guest_digest()}-{_machine()}"
+        for tier in Tier:
+            bundle = self._bundle(tier)
+            bundle.mkdir(parents=True, exist_ok=True)
+            (bundle / "config.json").write_text(json.dumps(bundle_spec(rootfs, tier), indent=1))
+
+    def _bundle(self, tier: Tier) -> Path:
+        return self._state_dir / "bundles" / tier.value
+
+    def _image(self, tier: Tier) -> Path:
+        return self._images / tier.value
+
+    def _base_argv(self) -> list[str]:
+        argv = [self._runsc.path, f"--root={self._root}", f"--platform={self.platform}", "--network=none"]
+        argv.append("--ignore-cgroups")
+        if "directfs" in self._runsc.flags:
+            # With directfs a program without privileges can remount and write the host's files (facts §5).
+            argv.append("--directfs=false")
+        if os.geteuid() != 0:
+            argv.append("--rootless")
+        return argv
+
+    async def start(self, tier: Tier, *, cold: bool = False) -> Launched:
+        """Restore from the tier's image when there is one, else run from cold."""
+        box_id = f"box-{uuid.uuid4().hex[:10]}"
+        is_restored = not cold and self._image(tier).is_dir()
+        command = ["restore", f"--image-path={self._image(tier)}"] if is_restored else ["run"]
+        argv = [*self._base_argv(), *command, f"--bundle={self._bundle(tier)}", box_id]
+        log_path = self._logs / f"{box_id}.log"
+        env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "TMPDIR": str(self._state_dir)}
+        process = await spawn(argv, log_path=log_path, env=env, cwd=self._state_dir)
+        return Launched(box_id, tier, process, is_restored, log_path)
+
+    async def kill(self, launched: Launched) -> None:
+        """SIGKILL to the sentry: quick and sure; the runsc in front of it then ends and tidies up by itself."""
+        pid = self._sentry_pid(launched.box_id)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if pid is None or not await wait_dead(launched.process, SENTRY_EXIT_S):
+            with contextlib.suppress(ProcessLookupError):
+                launched.process.kill()
+            await wait_dead(launched.process, SENTRY_EXIT_S)
+        self._forget(launched)
+
+    def _forget(self, launched: Launched) -> None:
+        for path in self._root.glob(f"*{launched.box_id}*"):
+            path.unlink(missing_ok=True)
+        launched.log_path.unlink(missing_ok=True)
+
+    def _sentry_pid(self, box_id: str) -> int | None:
+        """The sentry as runsc recorded it, if that pid is still it."""
+        for path in self._root.glob(f"*{box_id}*.state"):
+            try:
+                pid = int(json.loads(path.read_text())["sandbox"]["pid"])
+                if box_id.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return None
+
+    def load(self, launched: Launched) -> int:
+        """Threads of the sentry."""
+        pid = self._sentry_pid(launched.box_id)
+        return threads_of(pid) if pid is not None else 0
+
+    async def save_image(self, launched: Launched) -> bool:
+        """`runsc checkpoint`, then publish by rename. The image is good for this machine and this runsc only."""
+        image = self._image(launched.tier)
+        building = image.with_name(f"building-{launched.box_id}")
+        building.mkdir(parents=True, exist_ok=True)
+        argv = [*self._base_argv(), "checkpoint", f"--image-path={building}", launched.box_id]
+        process = await spawn(argv, log_path=launched.log_path, env=dict(os.environ), cwd=self._state_dir)
+        is_done = await wait_dead(process, CHECKPOINT_S)
+        if not is_done:
+            process.kill()
+        await self.kill(launched)
+        if not is_done or process.returncode != 0 or image.exists():
+            shutil.rmtree(building, ignore_errors=True)
+            return False
+        for stale in self._images.parent.iterdir():
+            if stale != self._images:
+                shutil.rmtree(stale, ignore_errors=True)
+        building.rename(image)
+        return True
+
+    def forget_image(self, tier: Tier) -> None:
+        """Remove the image of the tier."""
+        shutil.rmtree(self._image(tier), ignore_errors=True)
+
+
+def sweep_stale(state_dir: Path) -> int:
+    """Kill boxes that an earlier node of this state directory left running, remove their state. How many died."""
+    root = state_dir / "runsc"
+    killed = 0
+    for path in root.glob("*.state"):
+        try:
+            pid = int(json.loads(path.read_text())["sandbox"]["pid"])
+            if str(root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    for folder in (root, state_dir / "logs"):
+        shutil.rmtree(folder, ignore_errors=True)
+    return killed
+
+
+def _machine() -> str:
+    """An image restores only where the CPU features are those it was made with, and not across a reboot."""
+    flags = re.search(r"^(?:flags|Features)\s*:.*$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"{flags[0] if flags else ''} {boot}").hex[:8]

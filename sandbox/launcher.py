@@ -1,0 +1,96 @@
+"""What a box needs of the thing that starts it; gVisor and the unisolated fallback both fit."""
+
+import asyncio
+import ctypes
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sandbox.tiers import Tier
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+STREAM_LIMIT_BYTES = 1 << 20
+
+
+class NodeRefusesError(Exception):
+    """The node will not serve; the message is one sentence for the person who started it."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A started box whose pipes carry frames."""
+
+    box_id: str
+    tier: Tier
+    process: asyncio.subprocess.Process
+    is_restored: bool
+    log_path: Path
+
+
+class Launcher(Protocol):
+    """Starts and kills boxes of one kind."""
+
+    isolation: str
+    is_isolated: bool
+
+    async def start(self, tier: Tier, *, cold: bool = False) -> Launched:
+        """Start a box; `cold` forbids restoring it from an image. It still has to say hello."""
+        ...
+
+    async def kill(self, launched: Launched) -> None:
+        """End it and all it holds, whatever state it is in."""
+        ...
+
+    def load(self, launched: Launched) -> int:
+        """Host threads the box holds: grows when programs fork a lot, and never shrinks."""
+        ...
+
+    async def save_image(self, launched: Launched) -> bool:
+        """Turn a ready box into the image later boxes are restored from; the box ends. False: it did not work."""
+        ...
+
+    def forget_image(self, tier: Tier) -> None:
+        """The image does not restore: start cold from now on."""
+        ...
+
+
+def die_with_parent() -> None:
+    """Runs in the new process before exec: when the node dies, however it dies, the box dies."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+async def spawn(argv: list[str], *, log_path: Path, env: dict[str, str], cwd: Path) -> asyncio.subprocess.Process:
+    """Start `argv` with pipes for frames. Must run in the main thread: the death signal follows the thread."""
+    # 0600: the box sees this file as its fd 2, and a gVisor of 2022 guards /proc/1/fd/2 by the mode alone.
+    with open(log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            env=env,
+            cwd=cwd,
+            limit=STREAM_LIMIT_BYTES,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - nothing else of ours runs threads that hold locks here
+        )
+
+
+def threads_of(pid: int) -> int:
+    """Number of host threads of a process; 0 when it is gone."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
+async def wait_dead(process: asyncio.subprocess.Process, timeout_s: float) -> bool:
+    """True when the process ended in time."""
+    try:
+        await asyncio.wait_for(process.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,53 @@
+"""The attack every node survives before it serves."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.execution import ExecutionCall, Limits
+from sandbox.box import Box, BoxError
+from sandbox.launcher import NodeRefusesError
+
+CHECKS = (
+    "identity", "become-root", "write-root", "remount", "init-memory", "init-pipes", "own-fds", "kill-init",
+    "trace-init", "network", "raw-sockets", "host-files", "devices", "secrets",
+)  # fmt: skip
+SURVIVAL = "kill-all"  # the probe ends with kill(-1): the box must answer the next call all the same
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One check of the self-test."""
+
+    check: str
+    is_held: bool
+    detail: str = ""
+
+
+async def attack(box: Box) -> list[Verdict]:
+    """Run the escape probe in the box, then see whether the box still answers. Leaves the box fit for the bin only."""
+    code = (Path(__file__).parent / "escape_probe.py").read_text()
+    limits = Limits(wall_s=10, cpu_s=10)
+    try:
+        reply = await box.run(ExecutionCall(id="escape", code=code, limits=limits))
+        await box.wait_ready()
+    except BoxError as error:
+        return [Verdict(check, False, f"the probe did not finish: {error}") for check in (*CHECKS, SURVIVAL)]
+    said = dict(line.split(" ", 1) for line in reply["stdout"].splitlines() if " " in line)
+    verdicts = []
+    for check in CHECKS:
+        outcome = said.get(check, f"not reported; the probe ended {reply['status']}: {reply['stderr'][-300:]}")
+        verdicts.append(Verdict(check, outcome == "ok", "" if outcome == "ok" else outcome))
+    try:
+        after = await box.run(ExecutionCall(id="after", code="print(6 * 7)"))
+        verdicts.append(Verdict(SURVIVAL, after["stdout"] == "42\n"))
+    except BoxError as error:
+        verdicts.append(Verdict(SURVIVAL, False, str(error)))
+    return verdicts
+
+
+async def require_isolation(box: Box) -> None:
+    """Raise NodeRefusesError naming every check that did not hold."""
+    broken = [verdict for verdict in await attack(box) if not verdict.is_held]
+    if broken:
+        found = "; ".join(f"{verdict.check}: {verdict.detail}" for verdict in broken)
+        raise NodeRefusesError(f"the sandbox does not hold, so this node does not serve. {found}")
