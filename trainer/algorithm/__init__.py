@@ -1,1 +1,1 @@
-"""Pure functions of the algorithm: selection, advantages, loss, log-probabilities, micro-batches. No files, no events."""
+"""Pure: selection, advantages, loss, log-probabilities, micro-batches. No files, no events."""

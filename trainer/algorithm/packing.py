@@ -1,4 +1,4 @@
-"""Rollouts of like length into padded micro-batches under a token budget; which split it is never changes a gradient."""
+"""Rollouts of like length into padded micro-batches under a token budget; no split changes a gradient."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
