@@ -3,14 +3,14 @@
 import re
 from enum import StrEnum
 
-_SCIENCE = re.compile(r"\b(?:sympy|mpmath)\b")
+_SCIENCE = re.compile(r"\b(?:numpy|sympy|mpmath|scipy)\b")
 
 
 class Tier(StrEnum):
     """What is imported already when a call arrives. A wrong guess costs time, never correctness."""
 
-    LIGHT = "light"  # the standard library, and numpy: forking it costs hardly more
-    SCIENCE = "science"  # sympy and mpmath too: four times the pages to copy
+    LIGHT = "light"  # what small programs use of the standard library
+    SCIENCE = "science"  # numpy, sympy and mpmath too: three times the pages to copy at every fork
 
 
 def choose_tier(code: str) -> Tier:

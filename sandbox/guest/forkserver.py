@@ -5,21 +5,21 @@ Usage: python -m sandbox.guest.forkserver TIER box|plain WORK_DIR
 Frames are a big-endian length and JSON, on what were fd 0 and 1. In: one request. Out, in this order:
 `hello` once, `ready` when the next request may come, `result`, `ready`, ... In mode `plain` (no gVisor) it is
 not PID 1 of anything: then it may neither kill(-1) nor wipe /tmp.
+
+It imports as little as it can: the pages of whatever is imported here are copied again and again by forking.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
 import select
-import shutil
 import signal
 import struct
 import sys
 import time
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 from sandbox.guest import preload, program
 from sandbox.guest.output import HeadTail
@@ -33,8 +33,7 @@ PR_SET_CHILD_SUBREAPER = 36
 WIPED = ("/tmp", "/dev/shm")  # noqa: S108 - the box's own tmpfs
 
 
-@dataclass
-class Child:
+class Child(NamedTuple):
     """A forked process and our ends of its pipes; the request may still be to come."""
 
     pid: int
@@ -43,8 +42,7 @@ class Child:
     err_fd: int
 
 
-@dataclass
-class Ending:
+class Ending(NamedTuple):
     """How the child ended: what we did to it (`cause`), and what the kernel says."""
 
     cause: str | None
@@ -310,11 +308,21 @@ def _names(top: str) -> list[str]:
 
 def _remove(path: str) -> None:
     """Remove a file or a tree; what cannot be removed stays and taints the box."""
+    try:
+        os.unlink(path)
+    except OSError:
+        for folder, names, files in os.walk(path, topdown=False):
+            for name in files:
+                _try(os.unlink, os.path.join(folder, name))
+            for name in names:
+                inner = os.path.join(folder, name)
+                _try(os.unlink if os.path.islink(inner) else os.rmdir, inner)
+        _try(os.rmdir, path)
+
+
+def _try(remove: Callable[[str], None], path: str) -> None:
     with contextlib.suppress(OSError):
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
+        remove(path)
 
 
 def _address_space() -> int:
@@ -327,6 +335,8 @@ def main() -> NoReturn:
     tier, mode, work_dir = sys.argv[1:4]
     is_box = mode == "box" and os.getpid() == 1
     if not is_box:
+        import ctypes  # not in a box, where every page of an import is copied at every call
+
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ForkServer(tier, is_box=is_box, work_dir=work_dir).serve()
 

@@ -13,14 +13,11 @@ import os
 import sys
 from collections.abc import Callable
 
-LIGHT_MODULES = [
-    "abc", "array", "ast", "base64", "bisect", "calendar", "cmath", "codecs", "collections", "contextlib", "copy",
-    "csv", "dataclasses", "datetime", "decimal", "encodings.idna", "enum", "fractions", "functools", "hashlib",
-    "heapq", "inspect", "io", "itertools", "json", "linecache", "locale", "math", "numbers", "operator", "os",
-    "pathlib", "pickle", "pprint", "queue", "random", "re", "secrets", "shutil", "signal", "statistics", "string",
-    "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "timeit", "tokenize", "traceback",
-    "types", "typing", "unicodedata", "uuid", "warnings", "zoneinfo",
-]  # fmt: skip
+# Measured on runsc 20221219: sixty modules of the library here instead of these cost 10 ms of CPU at every call.
+LIGHT_MODULES = (
+    "bisect", "cmath", "collections", "copy", "decimal", "fractions", "functools", "heapq", "itertools", "math",
+    "operator", "random", "re", "string", "time", "typing",
+)  # fmt: skip
 
 SNIPPET = """\
 import math, sys, random
@@ -39,11 +36,10 @@ def import_tier(tier: str) -> None:
     """Import what the tier promises; packages that are not installed are left out."""
     for name in LIGHT_MODULES:
         importlib.import_module(name)
-    with contextlib.suppress(ImportError):
-        _warm_numpy()
     if tier == "science":
-        with contextlib.suppress(ImportError):
-            _warm_sympy()
+        for warm in (_warm_numpy, _warm_sympy):
+            with contextlib.suppress(ImportError):
+                warm()
 
 
 def _warm_numpy() -> None:
