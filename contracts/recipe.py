@@ -46,11 +46,16 @@ class Sampling(Frozen):
 
     max_response_tokens: int = Field(8192, ge=8, description="all tokens after the prompt, tool responses included")
     max_turns: int = Field(10, ge=1, description="assistant turns; the paper's T")
-    temperature: float = Field(1.0, gt=0, le=2)
+    temperature: float = Field(1.0, gt=0, le=2, description="divides the logits; training uses 1, evaluation 0.6")
 
 
 class Stage(Frozen):
-    name: str = Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")
+    name: str = Field(
+        min_length=1,
+        max_length=60,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$",
+        description="the stage's own name; later stages refer to its checkpoint by it",
+    )
 
 
 class CurateStage(Stage):
@@ -68,9 +73,9 @@ class SftStage(Stage):
     """Non-reasoning SFT: teaches form and tool calls, not mathematics (4.1)."""
 
     kind: Literal["sft"] = "sft"
-    steps: int = Field(200, ge=1)
+    steps: int = Field(200, ge=1, description="optimizer steps")
     batch_size: int = Field(32, ge=1, description="demonstrations a step")
-    learning_rate: float = Field(1e-3, gt=0, le=1)
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="AdamW, the highest of the schedule")
     warmup_share: float = Field(0.04, ge=0, le=1, description="share of steps with rising learning rate")
 
 
@@ -85,19 +90,19 @@ class RlStage(Stage):
     """GRPO-RoC (2.2)."""
 
     kind: Literal["rl"] = "rl"
-    steps: int = Field(30, ge=1)
-    prompts_per_step: int = Field(16, ge=1)
+    steps: int = Field(30, ge=1, description="collect, select, learn: once a step")
+    prompts_per_step: int = Field(16, ge=1, description="problems a step, each with its own group")
     oversample: int = Field(32, ge=2, description="rollouts generated a prompt; the paper's 2G")
     group_size: int = Field(16, ge=2, description="rollouts kept a prompt; the paper's G")
-    resample: Resample = Resample.PAPER
+    resample: Resample = Field(Resample.PAPER, description="the selection rule; none is plain GRPO")
     sampling: Sampling = Sampling()
     hard_subset: HardSubset | None = Field(None, description="train only on problems not yet always solved")
-    learning_rate: float = Field(1e-6, gt=0, le=1)
-    warmup_steps: int = Field(0, ge=0)
-    clip_low: float = Field(0.2, gt=0, lt=1)
+    learning_rate: float = Field(1e-6, gt=0, le=1, description="AdamW")
+    warmup_steps: int = Field(0, ge=0, description="steps with rising learning rate")
+    clip_low: float = Field(0.2, gt=0, lt=1, description="the importance ratio is clipped below 1 - this")
     clip_high: float = Field(0.28, gt=0, description="clip-higher: the upper side is wider")
-    advantage_scale: AdvantageScale = AdvantageScale.STD
-    loss_aggregation: LossAggregation = LossAggregation.GROUP_TOKEN
+    advantage_scale: AdvantageScale = Field(AdvantageScale.STD, description="what divides reward minus mean")
+    loss_aggregation: LossAggregation = Field(LossAggregation.GROUP_TOKEN, description="how tokens are averaged")
     epochs: int = Field(1, ge=1, description="passes over the kept rollouts of a step")
     mini_batch: int = Field(0, ge=0, description="rollouts an update; 0: all kept ones in one update")
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0: none")
@@ -134,9 +139,11 @@ AnyStage = Annotated[CurateStage | SftStage | RlStage | EvaluateStage, Field(dis
 class Recipe(Frozen):
     """One pipeline: stages in order, one seed, one starting model."""
 
-    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")
-    description: str = Field("", max_length=500)
-    seed: int = Field(1, ge=0, lt=2**31)
+    name: str = Field(
+        min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$", description="what the run is called"
+    )
+    description: str = Field("", max_length=500, description="a sentence for the others")
+    seed: int = Field(1, ge=0, lt=2**31, description="every random choice of the run derives from it")
     model: str = Field("models/tiny-base", description="a model folder (transformers format) or a checkpoint")
     tool: ToolSettings = ToolSettings()
     penalty_floor: float = Field(0.05, gt=0, description="added to p_err + p_format before 1/x: the paper has 1/0")
