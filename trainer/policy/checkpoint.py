@@ -111,6 +111,8 @@ class CheckpointStore:
             # Without its manifest a half-removed folder is incomplete, so a kill in between is harmless.
             (path / MANIFEST).unlink()
             shutil.rmtree(path)
+        for path in set(self.folder.iterdir()) - kept:
+            shutil.rmtree(path, ignore_errors=True)
         return pruned
 
 

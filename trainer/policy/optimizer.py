@@ -32,10 +32,13 @@ def cosine_rate(peak: float, step: int, steps: int, warmup_share: float) -> floa
 
 
 def apply_update(optimizer: AdamW, parameters: Iterable[nn.Parameter], rate: float) -> float:
-    """Clip the gathered gradients, step, clear; the global gradient norm before clipping."""
+    """Clip the gathered gradients, step, clear; the global gradient norm before clipping.
+
+    RuntimeError for a gradient that is not finite: better no run than a spoiled model.
+    """
     for group in optimizer.param_groups:
         group["lr"] = rate
-    norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM, error_if_nonfinite=True)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return float(norm)

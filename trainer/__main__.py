@@ -1,0 +1,143 @@
+"""The command line: `python -m trainer run RECIPE --out DIR`."""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from contracts.events import Outcome
+from contracts.recipe import Recipe
+from sandbox.client import SandboxClient
+from trainer.delivery import Target
+from trainer.pipeline import Parts, RunRefused, check_recipe, run_pipeline, set_threads
+from trainer.reporter import Reporter
+from trainer.reward.pool import GraderPool
+from trainer.rollout.python_tool import PythonTool
+from trainer.store import Places
+
+PROJECT = Path(__file__).resolve().parent.parent
+DEFAULT_SANDBOX = "http://127.0.0.1:8088"
+EXIT_CODES = {Outcome.FINISHED: 0, Outcome.CANCELLED: 0, Outcome.FAILED: 1}
+_ONLY_KINDS = {"curate": ("curate",), "sft": ("curate", "sft"), "rl": ("curate", "rl"), "evaluate": ("evaluate",)}
+_log = logging.getLogger("trainer")
+
+
+class RecipeError(Exception):
+    """The recipe cannot be used: file, field, what was wrong."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        recipe = load_recipe(options.recipe, options.set, options.seed, options.command)
+        check_recipe(recipe, options.out, resume=options.resume)
+    except (RecipeError, RunRefused) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    set_threads(int(os.environ.get("TRAINER_THREADS", "1")))
+    return EXIT_CODES[_run(recipe, options)]
+
+
+def _run(recipe: Recipe, options: argparse.Namespace) -> Outcome:
+    run = os.environ.get("ASTROLABE_RUN_ID") or options.out.resolve().name
+    attempt = os.environ.get("ASTROLABE_ATTEMPT")
+    reporter = Reporter(options.out, run, attempt=int(attempt) if attempt else None, target=_read_target(run))
+    signal.signal(signal.SIGTERM, lambda *_: reporter.request_stop())
+    places = Places(options.out.resolve(), options.artifacts, PROJECT)
+    urls = [url.strip() for url in os.environ.get("SANDBOX_URLS", DEFAULT_SANDBOX).split(",") if url.strip()]
+    try:
+        with asyncio.Runner() as runner:
+            client, grader = SandboxClient(urls, run_id=run), GraderPool()
+            try:
+                parts = Parts(PythonTool(client, recipe.tool), grader)
+                outcome = run_pipeline(recipe, places, reporter, parts=parts, runner=runner)
+            finally:
+                runner.run(grader.close())
+                runner.run(client.aclose())
+    finally:
+        reporter.close()
+    _log.info("the run %s; everything is in %s", outcome.value, options.out)
+    return outcome
+
+
+def _read_target(run: str) -> Target | None:
+    url = os.environ.get("ASTROLABE_URL")
+    token = os.environ.get("ASTROLABE_RUN_TOKEN")
+    return Target(url, run, token) if url and token else None
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Runs a recipe of Astrolabe.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    help_texts = {"run": "all stages of the recipe"} | {
+        kind: f"only the {' and '.join(kinds)} stages" for kind, kinds in _ONLY_KINDS.items()
+    }
+    for name, text in help_texts.items():
+        command = commands.add_parser(name, help=text)
+        command.add_argument("recipe", type=Path, help="a recipe, .yaml or .json")
+        command.add_argument("--out", type=Path, required=True, help="the run's artifact folder")
+        command.add_argument("--artifacts", type=Path, help="root of the artifact store, for paths artifacts:...")
+        command.add_argument("--resume", action="store_true", help="continue the run in --out, if there is one")
+        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. stages.1.steps=5")
+        command.add_argument("--seed", type=int, help="another seed than the recipe's")
+    return parser.parse_args(arguments)
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = (), seed: int | None = None, command: str = "run") -> Recipe:
+    """The recipe of a file with `--set` overrides; RecipeError names file, field and fault."""
+    try:
+        text = path.read_text()
+        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise RecipeError(f"{path}: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise RecipeError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from error
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path}: not a mapping of fields")
+    for override in overrides:
+        key, found, value = override.partition("=")
+        if not found:
+            raise RecipeError(f"--set {override}: expected KEY=VALUE")
+        _override(values, key, yaml.safe_load(value))
+    if seed is not None:
+        values["seed"] = seed
+    if command in _ONLY_KINDS and isinstance(values.get("stages"), list):
+        kinds = _ONLY_KINDS[command]
+        values["stages"] = [s for s in values["stages"] if not isinstance(s, dict) or s.get("kind") in kinds]
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        faults = [f"{path}: {'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()]
+        raise RecipeError("\n".join(faults)) from error
+
+
+def _override(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted path; numbers index lists."""
+    *parents, last = key.split(".")
+    place: Any = values
+    try:
+        for part in parents:
+            place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
+        if isinstance(place, list):
+            place[int(last)] = value
+        else:
+            place[last] = value
+    except (IndexError, ValueError, TypeError, AttributeError) as error:
+        raise RecipeError(f"--set {key}: there is no such place in the recipe") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

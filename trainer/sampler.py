@@ -1,0 +1,97 @@
+"""Rollouts for the stages: the engine over the learner's weights, the tool, the grader, on one asyncio loop."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from contracts.events import LiveChunk, StageProgress
+from contracts.recipe import Sampling
+from trainer.reporter import Reporter
+from trainer.rollout.agent import Grader, LiveTokens, RolloutRequest, Rollouts, Tool
+from trainer.rollout.chat import Chat
+from trainer.rollout.collect import Watch, collect
+from trainer.rollout.engine import Engine
+from trainer.rollout.trajectory import Trajectory
+
+MAX_LIVE_TOKENS = 512
+_T = TypeVar("_T")
+
+
+class Stopped(Exception):
+    """The run was asked to stop; raised at a safe point and recorded as cancelled."""
+
+
+class OwnEngine(Engine, Protocol):
+    """An engine whose weights are the learner's."""
+
+    def set_version(self, version: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """What rollouts are for; shown as progress."""
+
+    stage: int
+    step: int
+    what: str
+
+
+class Sampler:
+    """`close` it at the end. The loop is `runner`'s, so that HTTP connections live as long as the run."""
+
+    def __init__(self, runner: asyncio.Runner, engine: OwnEngine, chat: Chat, *, tool: Tool, grader: Grader) -> None:
+        self.chat = chat
+        self.engine = engine
+        self._runner = runner
+        self._tool = tool
+        self._grader = grader
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        return self._runner.run(coroutine)
+
+    def sample(
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, occasion: Occasion, reporter: Reporter
+    ) -> list[Trajectory]:
+        """One graded trajectory a request, in order. Raises Stopped when a stop was asked for meanwhile."""
+        rollouts = Rollouts(self.engine, self.chat, self._tool, self._grader, sampling)
+        watch = Watch(
+            on_progress=_Progress(reporter, occasion),
+            on_live=lambda live: _forward(live, reporter, occasion),
+            should_stop=lambda: reporter.should_stop,
+        )
+        trajectories = self._runner.run(collect(requests, rollouts, watch))
+        if reporter.should_stop:
+            raise Stopped
+        return trajectories
+
+
+class _Progress:
+    """One StageProgress for every tenth of the rollouts; wall-clock free, so a replayed step sends the same."""
+
+    def __init__(self, reporter: Reporter, occasion: Occasion) -> None:
+        self._reporter = reporter
+        self._occasion = occasion
+        self._tenth = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        tenth = done * 10 // max(1, total)
+        if tenth > self._tenth:
+            self._tenth = tenth
+            o = self._occasion
+            self._reporter.emit(StageProgress(stage=o.stage, step=o.step, done=done, total=total, what=o.what))
+
+
+def _forward(live: LiveTokens, reporter: Reporter, occasion: Occasion) -> None:
+    for start in range(0, max(1, len(live.tokens)), MAX_LIVE_TOKENS):
+        reporter.live(
+            LiveChunk(
+                stage=occasion.stage,
+                step=occasion.step,
+                prompt_id=live.prompt_id,
+                sample=live.sample,
+                position=live.position + start,
+                tokens=live.tokens[start : start + MAX_LIVE_TOKENS],
+                ended=live.ended,
+            )
+        )

@@ -1,0 +1,106 @@
+"""Non-reasoning SFT (rStar2-Agent 4.1): teaches form and tool calls from demonstrations of generated problems."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from contracts.recipe import CurateStage, SftStage
+from trainer.algorithm.packing import Row
+from trainer.curate import SYNTHETIC, generate_source, train_file
+from trainer.data.problems import DataError, load_problems
+from trainer.data.synthetic import SyntheticProblem
+from trainer.data.transcripts import Demonstration, demonstrations
+from trainer.policy.model import score_rows
+from trainer.policy.optimizer import apply_update, cosine_rate
+from trainer.rollout.chat import Chat
+from trainer.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from trainer.pipeline import RunContext
+
+_log = logging.getLogger(__name__)
+
+
+def run_sft(context: "RunContext", index: int, stage: SftStage) -> None:
+    """One pass after another over the demonstrations, `stage.steps` updates; a checkpoint at the end."""
+    policy = context.policy
+    rows = _make_rows(context, index)
+    done = context.begin_training(index, stage, reset_optimizer=True)
+    if done == stage.steps:  # killed between the last checkpoint and the stage's end
+        return
+    parameters = list(policy.model.parameters())
+    for step in range(done + 1, stage.steps + 1):
+        context.check_stop(index, stage, step - 1)
+        started = time.monotonic()
+        context.reporter.doing = f"{stage.name}: step {step} of {stage.steps}"
+        batch = [rows[i] for i in _pick(len(rows), stage.batch_size, step, derive_seed(context.recipe.seed, index))]
+        tokens = sum(sum(row.mask) for row in batch)
+        loss = 0.0
+        for part in score_rows(policy.model, batch):
+            share = -part.scores.logprobs.sum() / tokens
+            share.backward()
+            loss += float(share)
+        rate = cosine_rate(stage.learning_rate, step, stage.steps, stage.warmup_share)
+        norm = apply_update(policy.optimizer, parameters, rate)
+        context.reporter.metrics(index, step, {"sft/loss": loss, "sft/lr": rate, "sft/grad_norm": norm})
+        _log.info("%s %d/%d  loss %.4f  %.2f s", stage.name, step, stage.steps, loss, time.monotonic() - started)
+    policy.version += 1
+    context.save_checkpoint(index, stage, stage.steps, is_stage_end=True)
+
+
+def encode_demonstration(chat: Chat, demonstration: Demonstration) -> Row:
+    """Ids as the agent loop would have made them; mask 1 on trained messages with the id that ends the turn."""
+    first, *others = demonstration.messages
+    ids: list[int] = []
+    mask: list[int] = []
+    for message in others:
+        if message.role == "assistant":
+            part = [*chat.encode(message.content), chat.turn_end_id]
+        else:
+            part = chat.tool_response_ids(message.content, closed=True)
+        ids += part
+        mask += [int(message.trained)] * len(part)
+    return Row(chat.prompt_ids(first.content), ids, mask)
+
+
+def _make_rows(context: "RunContext", index: int) -> list[Row]:
+    """Demonstrations of the curated training problems, encoded; those beyond the engine's context are left out."""
+    curate_index, curate = context.curated_before(index)
+    kept = {p.id for p in load_problems(context.out / train_file(curate_index))}
+    problems = _known_problems(context, curate_index, curate, kept)
+    lines = context.recipe.tool.traceback_lines
+    shown = demonstrations(problems, derive_seed(context.recipe.seed, "demonstrations", index), error_lines=lines)
+    rows = [encode_demonstration(context.sampler.chat, d) for d in shown]
+    limit = context.sampler.engine.max_context
+    return [row for row in rows if len(row.prompt_ids) + len(row.response_ids) <= limit]
+
+
+def _known_problems(
+    context: "RunContext", curate_index: int, curate: CurateStage, kept: set[str]
+) -> Sequence[SyntheticProblem]:
+    if curate.source != SYNTHETIC:
+        raise DataError(
+            f"SFT needs demonstrations, and {curate.source!r} has only problems and answers. Leave the sft stage "
+            "out and start from a model that has been fine-tuned (recipe field 'model'), e.g. a checkpoint of the "
+            "demo run; curate, rl and evaluate work on your own problems."
+        )
+    seen: set[str] = set()
+    source = generate_source(context.recipe.seed, curate_index, curate)
+    return [p for p in source if p.id in kept and isinstance(p.answer, int) and not (p.id in seen or seen.add(p.id))]
+
+
+def _pick(count: int, size: int, step: int, seed: int) -> list[int]:
+    """Rows of a step: the order is a permutation per epoch, a function of step and seed alone."""
+    start = (step - 1) * size
+    picked = []
+    for position in range(start, start + size):
+        epoch, offset = divmod(position, count)
+        picked.append(int(_permutation(seed, epoch, count)[offset]))
+    return picked
+
+
+def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    return np.random.default_rng(derive_seed(seed, "epoch", epoch)).permutation(count)
