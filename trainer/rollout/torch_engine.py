@@ -1,24 +1,212 @@
-"""In-process engine over the learner's own weights: continuous batching with a preallocated KV cache."""
+"""In-process engine over the learner's own weights: continuous batching with a preallocated KV cache.
 
+A background task drives decode steps on the asyncio loop while there is work and yields between steps,
+so tool calls overlap and new requests join at the next step. Rows [0, active) of the cache decode; the
+rows behind them keep the keys and values of turns that ended, so that a trajectory coming back from its
+tool continues its own row, and requests with a common prefix copy it instead of computing it again.
+
+Sampling is by inversion with one uniform number a token from a counter-based generator of the request's
+seed, so a request draws the same whoever else is in the batch (but for the last bits of a float).
+"""
+
+import asyncio
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+import torch
+from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from trainer.rollout.engine import Generation, OnTokens, SamplingSpec
+from contracts.trajectory import EntropyKind
+from trainer.rollout.engine import EngineError, FinishReason, Generation, OnTokens, SamplingSpec
+from trainer.rollout.kv_rows import KvRows
+from trainer.rollout.qwen3_decode import Qwen3Decode
+
+PREFILL_TOKENS = 8192  # rows x tokens of one prefill pass, about
+LIVE_TOKENS = 8  # tokens between two `on_tokens`
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One `generate` call. `row` is its cache row while it decodes."""
+
+    ids: list[int]
+    spec: SamplingSpec
+    on_tokens: OnTokens | None
+    future: asyncio.Future[Generation]
+    uniforms: np.ndarray
+    version: int
+    row: int = -1
+    dropped: bool = False
+    shown: int = 0
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+
+    @property
+    def finish(self) -> FinishReason | None:
+        if self.sampled and self.sampled[-1] in self.spec.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.sampled) >= self.spec.max_tokens else None
+
+    def add(self, token: int, logprob: float, entropy: float) -> None:
+        self.sampled.append(token)
+        self.logprobs.append(logprob)
+        self.entropies.append(entropy)
+        ended = self.finish
+        if self.on_tokens is not None and (ended or len(self.sampled) - self.shown >= LIVE_TOKENS):
+            self.on_tokens(self.sampled[self.shown :], self.entropies[self.shown :])
+            self.shown = len(self.sampled)
+        if ended and not self.future.done():
+            self.future.set_result(
+                Generation(self.sampled, self.logprobs, self.entropies, EntropyKind.FULL, ended, self.version)
+            )
 
 
 class TorchEngine:
+    """`max_batch` rows of `max_context` tokens, float32 on the CPU.
+
+    Weights are read live: an optimizer's in-place update is seen by the next step. Call `set_version`
+    after it, so that no keys and values of the older weights are continued.
+    """
+
     def __init__(self, model: Qwen3ForCausalLM, *, max_batch: int = 256, max_context: int | None = None) -> None:
-        self.max_context = max_context or 1024
+        limit = int(model.config.max_position_embeddings)
+        self.max_context = min(max_context or limit, limit)
         self.policy_version = 0
+        self._vocab_size = int(model.config.vocab_size)
+        self._decode = Qwen3Decode(model, self.max_context)
+        self._rows = KvRows(self._decode.new_cache(max_batch))
+        self._waiting: deque[_Request] = deque()
+        self._active: list[_Request] = []  # the request of row i at index i
+        self._task: asyncio.Task[None] | None = None
 
     def set_version(self, version: int) -> None:
-        """The weights were updated in place: cached keys and values of older weights are dropped."""
-        raise NotImplementedError
+        """The weights were updated in place; what is still decoding goes on under its old version."""
+        self.policy_version = version
+        self._rows.forget(len(self._active))
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
-        raise NotImplementedError
+        """Continue `ids` by at most `spec.max_tokens`; EngineError for what can never be generated."""
+        self._check(ids, spec)
+        loop = asyncio.get_running_loop()
+        uniforms = np.random.Generator(np.random.Philox(key=spec.seed)).random(spec.max_tokens)
+        request = _Request(list(ids), spec, on_tokens, loop.create_future(), uniforms, self.policy_version)
+        self._waiting.append(request)
+        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+            self._task = loop.create_task(self._drive())
+            self._task.add_done_callback(self._driver_ended)
+        try:
+            return await request.future
+        finally:
+            request.dropped = True  # a cancelled caller's row is given back before the next step
 
     async def close(self) -> None:
-        """Stop the background task; waiting requests get EngineError."""
-        raise NotImplementedError
+        """Stop the background task; requests still waiting get EngineError."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._fail_all("the engine was closed")
+
+    def _check(self, ids: Sequence[int], spec: SamplingSpec) -> None:
+        if not ids or spec.max_tokens < 1 or spec.temperature <= 0:
+            raise EngineError("a request needs ids, max_tokens >= 1 and temperature > 0")
+        if len(ids) + spec.max_tokens > self.max_context:
+            raise EngineError(f"{len(ids)} ids + {spec.max_tokens} tokens exceed the context of {self.max_context}")
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            raise EngineError(f"a token id is outside the vocabulary of {self._vocab_size}")
+
+    async def _drive(self) -> None:
+        while self._waiting or self._active:
+            try:
+                self._step()
+            except (RuntimeError, ValueError, IndexError) as error:
+                self._fail_all(f"a decode step failed: {error}")
+            await asyncio.sleep(0)
+
+    def _driver_ended(self, task: asyncio.Task[None]) -> None:
+        if task is self._task and (task.cancelled() or task.exception() is not None):
+            self._fail_all("the engine's background task ended")
+
+    def _fail_all(self, why: str) -> None:
+        for request in (*self._active, *self._waiting):
+            if not request.future.done() and not request.future.get_loop().is_closed():
+                request.future.set_exception(EngineError(why))
+        self._active.clear()
+        self._waiting.clear()
+        self._rows.forget(0)
+
+    def _step(self) -> None:
+        """Rows of ended requests are given back, new requests prefilled, every other row gets a token."""
+        self._release()
+        decoding = list(self._active)
+        if decoding:
+            self._feed(decoding, [[request.sampled[-1]] for request in decoding])
+        while admitted := self._admit():
+            self._feed(admitted, [request.ids[self._rows.lengths[request.row] :] for request in admitted])
+
+    def _release(self) -> None:
+        for request in [r for r in self._active if r.dropped or r.finish]:
+            last = self._active.pop()
+            self._rows.retire(request.row, last.row, keep=request.version == self.policy_version)
+            if last is not request:
+                last.row = request.row
+                self._active[request.row] = last
+
+    def _admit(self) -> list[_Request]:
+        """The next requests with a row each, behind the decoding ones. Twins of a prompt wait for the next
+        pass, where they copy the keys and values of the first one."""
+        admitted: list[_Request] = []
+        later: list[_Request] = []
+        prompts: set[tuple[int, ...]] = set()
+        longest = 0
+        while self._waiting and len(self._active) < self._rows.count and longest * len(admitted) < PREFILL_TOKENS:
+            request = self._waiting.popleft()
+            if request.dropped:
+                continue
+            prompt = tuple(request.ids)
+            if prompt in prompts:
+                later.append(request)
+                continue
+            prompts.add(prompt)
+            request.row = len(self._active)
+            longest = max(longest, len(prompt) - self._rows.place(prompt, request.row))
+            self._active.append(request)
+            admitted.append(request)
+        self._waiting.extendleft(reversed(later))
+        return admitted
+
+    def _feed(self, requests: Sequence[_Request], new: list[list[int]]) -> None:
+        """Run the model over the new ids of requests in neighbouring rows and sample a token for each."""
+        first, count = requests[0].row, len(requests)
+        longest = max(map(len, new))
+        logits = self._decode.forward(
+            self._rows.cache[:, :, first : first + count],
+            torch.tensor([ids + [0] * (longest - len(ids)) for ids in new]),
+            torch.from_numpy(self._rows.lengths[first : first + count].copy()),
+            torch.tensor([len(ids) for ids in new]),
+        )
+        self._rows.extend(first, new)
+        temperatures = torch.tensor([request.spec.temperature for request in requests])
+        uniforms = torch.tensor([request.uniforms[len(request.sampled)] for request in requests])
+        tokens, logprobs, entropies = sample(logits, temperatures, uniforms)
+        for request, *token in zip(requests, tokens.tolist(), logprobs.tolist(), entropies.tolist(), strict=True):
+            request.add(*token)
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, their log-probabilities and the entropies (nats), each [rows], of softmax(logits / temperature).
+
+    logits [rows, vocabulary]; uniforms [rows] in [0, 1), float64. Inversion: the first token whose
+    cumulative probability exceeds the uniform number, summed in float64.
+    """
+    logprobs = torch.log_softmax(logits / temperatures[:, None], dim=-1)
+    probabilities = logprobs.exp()
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    targets = uniforms.double() * cumulative[:, -1]
+    tokens = torch.searchsorted(cumulative, targets[:, None], right=True)
+    entropies = -(probabilities * logprobs).sum(dim=-1)
+    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0], entropies
