@@ -1,3 +1,12 @@
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from webapp.pages import views
+
+app_name = "pages"
+
+urlpatterns = [
+    path("", views.home, name="home"),
+    path("project/", views.choose_project, name="choose_project"),
+    path("runs/", views.runs, name="runs"),
+    path("launch/", views.launch, name="launch"),
+]
