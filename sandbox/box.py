@@ -92,6 +92,10 @@ class Box:
         except TimeoutError:
             raise BoxHungError("the box did not become ready again") from None
 
+    async def wait_dead(self) -> None:
+        """Wait until its process has ended."""
+        await self._launched.process.wait()
+
     def threads(self) -> int:
         """Host threads it holds."""
         return self._launcher.load(self._launched)

@@ -151,8 +151,8 @@ class GvisorLauncher:
         command = ["restore", f"--image-path={self._image(tier)}"] if is_restored else ["run"]
         argv = [*self._base_argv(), *command, f"--bundle={self._bundle(tier)}", box_id]
         log_path = self._logs / f"{box_id}.log"
-        env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "TMPDIR": str(self._state_dir)}
-        process = await spawn(argv, log_path=log_path, env=env, cwd=self._state_dir)
+        env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
+        process = await spawn(argv, log_path=log_path, env=env)
         return Launched(box_id, tier, process, is_restored, log_path)
 
     async def kill(self, launched: Launched) -> None:
@@ -194,7 +194,7 @@ class GvisorLauncher:
         building = image.with_name(f"building-{launched.box_id}")
         building.mkdir(parents=True, exist_ok=True)
         argv = [*self._base_argv(), "checkpoint", f"--image-path={building}", launched.box_id]
-        process = await spawn(argv, log_path=launched.log_path, env=dict(os.environ), cwd=self._state_dir)
+        process = await spawn(argv, log_path=launched.log_path, env=dict(os.environ))
         is_done = await wait_dead(process, CHECKPOINT_S)
         if not is_done:
             process.kill()

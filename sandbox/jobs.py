@@ -40,40 +40,49 @@ class JobQueue:
 
     def __init__(self, max_queued: int) -> None:
         self.max_queued = max_queued
-        self._waiting: dict[Tier, deque[Job]] = {tier: deque() for tier in Tier}
-        self._arrival: dict[Tier, asyncio.Condition] = {tier: asyncio.Condition() for tier in Tier}
+        self._jobs: dict[Tier, deque[Job]] = {tier: deque() for tier in Tier}
+        self._takers: dict[Tier, deque[asyncio.Future[None]]] = {tier: deque() for tier in Tier}
 
     def __len__(self) -> int:
-        return sum(1 for jobs in self._waiting.values() for job in jobs if not job.done.done())
+        return sum(1 for jobs in self._jobs.values() for job in jobs if not job.done.done())
 
-    def waiting(self, tier: Tier) -> int:
-        """Jobs of one tier that wait."""
-        return sum(1 for job in self._waiting[tier] if not job.done.done())
-
-    async def put(self, job: Job, *, first: bool = False) -> bool:
+    def put(self, job: Job, *, first: bool = False) -> bool:
         """Queue it; False when the queue is full. A job put back `first` is always taken."""
         if not first and len(self) >= self.max_queued:
             return False
-        jobs = self._waiting[job.tier]
+        jobs = self._jobs[job.tier]
         (jobs.appendleft if first else jobs.append)(job)
-        async with self._arrival[job.tier]:
-            self._arrival[job.tier].notify()
+        self._wake(job.tier)
         return True
 
+    def _wake(self, tier: Tier) -> None:
+        takers = self._takers[tier]
+        while takers:
+            taker = takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                return
+
     async def take(self, tier: Tier) -> Job:
-        """The next job of the tier that somebody still waits for."""
-        jobs = self._waiting[tier]
-        async with self._arrival[tier]:
-            while True:
-                while jobs:
-                    job = jobs.popleft()
-                    if not job.done.done():
-                        return job
-                await self._arrival[tier].wait()
+        """The next job of the tier that somebody still waits for. Cancelling it loses no job."""
+        jobs = self._jobs[tier]
+        while True:
+            while jobs:
+                job = jobs.popleft()
+                if not job.done.done():
+                    return job
+            taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._takers[tier].append(taker)
+            try:
+                await taker
+            except asyncio.CancelledError:
+                if taker.done() and not taker.cancelled():
+                    self._wake(tier)  # woken and cancelled at once: the job is for the next one
+                raise
 
     def drain(self) -> list[Job]:
         """Take out everything that waits."""
-        jobs = [job for waiting in self._waiting.values() for job in waiting]
-        for waiting in self._waiting.values():
+        jobs = [job for waiting in self._jobs.values() for job in waiting]
+        for waiting in self._jobs.values():
             waiting.clear()
         return jobs

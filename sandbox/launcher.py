@@ -62,7 +62,7 @@ def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-async def spawn(argv: list[str], *, log_path: Path, env: dict[str, str], cwd: Path) -> asyncio.subprocess.Process:
+async def spawn(argv: list[str], *, log_path: Path, env: dict[str, str]) -> asyncio.subprocess.Process:
     """Start `argv` with pipes for frames. Must run in the main thread: the death signal follows the thread."""
     # 0600: the box sees this file as its fd 2, and a gVisor of 2022 guards /proc/1/fd/2 by the mode alone.
     with open(log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
@@ -72,7 +72,7 @@ async def spawn(argv: list[str], *, log_path: Path, env: dict[str, str], cwd: Pa
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
             env=env,
-            cwd=cwd,
+            cwd="/",  # runsc drops to nobody, who may not be allowed into the state directory
             limit=STREAM_LIMIT_BYTES,
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - nothing else of ours runs threads that hold locks here

@@ -82,7 +82,7 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def open_node(settings: NodeSettings) -> AsyncIterator[Pool]:
     """A started pool that has survived the self-test; on exit nothing of it is left."""
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _lock(settings.state_dir):
         killed = sweep_stale(settings.state_dir)
         if killed:

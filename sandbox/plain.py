@@ -37,7 +37,7 @@ class PlainLauncher:
             "MALLOC_ARENA_MAX": "1",
         }
         log_path = self._state_dir / "logs" / f"{box_id}.log"
-        process = await spawn(argv, log_path=log_path, env=env, cwd=self._state_dir)
+        process = await spawn(argv, log_path=log_path, env=env)
         return Launched(box_id, tier, process, False, log_path)
 
     def _work_dir(self, box_id: str) -> Path:

@@ -73,7 +73,10 @@ class Slot:
     async def _work(self, box: Box) -> str:
         """Run jobs on the box until it has to go; returns why."""
         while True:
-            job = await self._pool.queue.take(self.tier)
+            job = await self._next_job(box)
+            if job is None:
+                log.info("an idle %s box died", self.tier)
+                return "died idle"
             self.is_busy = True
             try:
                 reason = await self._run(box, job)
@@ -82,6 +85,21 @@ class Slot:
             if reason:
                 log.info("replacing a %s box: %s", self.tier, reason)
                 return reason.split(":")[0]
+
+    async def _next_job(self, box: Box) -> Job | None:
+        """The next job, or None when the box dies while it waits for one."""
+        taking = asyncio.create_task(self._pool.queue.take(self.tier))
+        dying = asyncio.create_task(box.wait_dead())
+        try:
+            await asyncio.wait({taking, dying}, return_when=asyncio.FIRST_COMPLETED)
+            return taking.result() if taking.done() else None
+        except asyncio.CancelledError:
+            if taking.done() and not taking.cancelled():
+                self._pool.fail(taking.result(), "the node is stopping")
+            raise
+        finally:
+            for task in (taking, dying):
+                task.cancel()
 
     async def _run(self, box: Box, job: Job) -> str:
         """One job on the box; the reason to replace the box afterwards, or ""."""
@@ -95,7 +113,7 @@ class Slot:
             tainted = await box.wait_ready()
         except BoxError as error:
             # Not answered yet means the box died under it: once more on another box, then it is our failure.
-            await self._pool.give_back(job, str(error))
+            self._pool.give_back(job, str(error))
             return f"{type(error).__name__}: {error}"
         except asyncio.CancelledError:
             self._pool.fail(job, "the node is stopping")
@@ -168,7 +186,7 @@ class Pool:
         if len(call.code.encode()) > MAX_CODE_BYTES:
             text = f"SyntaxError: the program is longer than {MAX_CODE_BYTES} bytes\n"
             self._finish(job, ExecutionStatus.ERROR, exit_code=1, stderr=text, stderr_bytes=len(text))
-        elif not await self.queue.put(job):
+        elif not self.queue.put(job):
             self._finish(job, ExecutionStatus.REJECTED, reason="the queue is full", retry_after_s=self.drain_s())
         return job
 
@@ -186,14 +204,14 @@ class Pool:
         fields = {name: reply[name] for name in _REPLY_FIELDS}
         self._finish(job, ExecutionStatus(reply["status"]), **fields, queue_ms=queue_s * 1000)
 
-    async def give_back(self, job: Job, reason: str) -> None:
+    def give_back(self, job: Job, reason: str) -> None:
         """A box died under this job, if it is not answered: retry once elsewhere, then admit it."""
         if job.done.done():
             return
         if job.attempts >= MAX_ATTEMPTS:
             self.fail(job, f"{job.attempts} boxes failed under this call, last: {reason}")
         else:
-            await self.queue.put(job, first=True)
+            self.queue.put(job, first=True)
 
     def fail(self, job: Job, reason: str) -> None:
         """Answer a job with our own failure."""

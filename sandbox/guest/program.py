@@ -222,7 +222,10 @@ def _set_limit(kind: int, soft: int, hard: int) -> None:
 
 def _fresh_interpreter(seed: int | None) -> None:
     """Look like a new interpreter: arguments, environment, modules, random state."""
+    libraries = os.environ.get("LD_LIBRARY_PATH")  # without it a box's python does not start in a subprocess
     os.environ.clear()
+    if libraries:
+        os.environ["LD_LIBRARY_PATH"] = libraries
     os.environ.update(ENVIRONMENT, HOME=os.getcwd(), TMPDIR="/tmp")  # noqa: S108 - the box's own tmpfs
     sys.argv = [FILE_NAME]
     sys.path[:] = ["", *(path for path in sys.path if path.startswith(sys.prefix) or path.startswith(sys.base_prefix))]

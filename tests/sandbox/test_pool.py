@@ -65,6 +65,25 @@ async def test_a_box_that_dies_once_is_retried_elsewhere(pool: Pool) -> None:
     assert sum(pool.tally.replaced.values()) == 1
 
 
+async def test_a_box_that_dies_idle_is_replaced_before_a_call_finds_out(pool: Pool) -> None:
+    first = pool.slots[1].box
+    os.kill(pid_of(first), signal.SIGKILL)
+    while pool.slots[1].box is first or not pool.slots[1].is_ready:
+        await asyncio.sleep(0.01)
+    assert pool.tally.replaced == {"died idle": 1}
+    assert (await run(pool, "1")).attempts == 1
+
+
+async def test_a_cancelled_taker_hands_its_job_on() -> None:
+    queue = JobQueue(4)
+    cancelled, served = (asyncio.create_task(queue.take(Tier.LIGHT)) for _ in range(2))
+    await asyncio.sleep(0)
+    job = Job.of(call("1"), Tier.LIGHT)
+    assert queue.put(job)
+    cancelled.cancel()
+    assert await served is job
+
+
 async def test_a_box_that_dies_twice_is_our_failure(pool: Pool) -> None:
     job = await pool.submit(call("import time; time.sleep(0.5)"))
     first = await busy_box(pool)
@@ -110,7 +129,7 @@ async def test_an_abandoned_job_never_runs() -> None:
     queue = JobQueue(4)
     first, second = Job.of(call("1"), Tier.LIGHT), Job.of(call("2"), Tier.LIGHT)
     for job in (first, second):
-        assert await queue.put(job)
+        assert queue.put(job)
     first.abandon()
     assert len(queue) == 1
     assert await queue.take(Tier.LIGHT) is second
