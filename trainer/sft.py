@@ -42,7 +42,7 @@ def run_sft(context: "RunContext", index: int, stage: SftStage) -> None:
         for part in score_rows(policy.model, batch):
             share = -part.scores.logprobs.sum() / tokens
             share.backward()
-            loss += float(share)
+            loss += float(share.detach())
         rate = cosine_rate(stage.learning_rate, step, stage.steps, stage.warmup_share)
         norm = apply_update(policy.optimizer, parameters, rate)
         context.reporter.metrics(index, step, {"sft/loss": loss, "sft/lr": rate, "sft/grad_norm": norm})

@@ -81,5 +81,5 @@ def policy_loss(inputs: LossInputs, clip: Clip) -> LossTerms:
         loss=loss,
         clipped_tokens=int((clipped < plain).sum()),
         tokens=tokens,
-        ratio_max=float(ratio.max()) if tokens else 0.0,
+        ratio_max=float(ratio.detach().max()) if tokens else 0.0,
     )
