@@ -10,7 +10,7 @@ from webapp.runs import attempts
 from webapp.runs.actions import SUBMIT_TASK, change_run
 from webapp.runs.launcher import JobReport, Launcher, LauncherUnavailable, LaunchRefused, get_launcher
 from webapp.runs.models import ACTIVE_STATES, Run, RunState
-from webapp.runs.reconcile import Decision, Verb, decide
+from webapp.runs.reconcile import Verb, decide
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ def reconcile_all(launcher: Launcher) -> None:
 
 
 def reconcile_one(run: Run, launcher: Launcher) -> None:
-    decision = decide(run, _ask(run, launcher), timezone.now())
+    report = _ask(run, launcher)
+    decision = decide(run, report, timezone.now())
     match decision.verb:
         case Verb.NOTHING:
             return
@@ -64,21 +65,21 @@ def reconcile_one(run: Run, launcher: Launcher) -> None:
             launcher.stop(_job_id(run))
             change_run(run, kill_sent_at=timezone.now())
         case Verb.END:
-            _end(run, decision, launcher)
+            if decision.kill:
+                launcher.stop(_job_id(run))
+            _end(run, report, launcher)
 
 
-def _end(run: Run, decision: Decision, launcher: Launcher) -> None:
+def _end(run: Run, report: JobReport | None, launcher: Launcher) -> None:
     """What the driver wrote and could not deliver is taken in first: it may say how the run ended."""
-    assert decision.to is not None  # noqa: S101 - END always says to what
-    expected = run.run_state
-    if decision.kill:
-        launcher.stop(_job_id(run))
     take_in_journal(run)
     run.refresh_from_db()
-    if run.run_state.is_terminal:
+    decision = decide(run, report, timezone.now())
+    if decision.to is None:
         return
-    attempts.end_attempt(run, decision.to, decision.reason, log_tail=_tail(run, launcher), expected=run.run_state)
-    logger.info("run %s: %s -> %s: %s", run.pk, expected, decision.to, decision.reason)
+    before = run.run_state
+    if attempts.end_attempt(run, decision.to, decision.reason, log_tail=_tail(run, launcher), expected=before):
+        logger.info("run %s: %s -> %s: %s", run.pk, before, decision.to, decision.reason)
 
 
 def _ask(run: Run, launcher: Launcher) -> JobReport | None:
