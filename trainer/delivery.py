@@ -86,10 +86,12 @@ class Delivery:
 
     def _run(self) -> None:
         while time.monotonic() < self._deadline:
+            is_last_look = self._stopping.is_set()  # before reading: what is written until then is delivered
             batch = self._read_batch()
             if batch is None:
-                if self._stopping.wait(GATHER_S):
+                if is_last_look:
                     return
+                self._stopping.wait(GATHER_S)
             elif not self._post(batch):
                 self._wait_to_retry()
 

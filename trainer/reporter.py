@@ -21,7 +21,7 @@ from contracts.metrics import METRICS
 from contracts.trajectory import TrajectoryIndex
 from trainer.delivery import Delivery, LiveFeed, Target
 from trainer.journal import FILE, Journal
-from trainer.store import clean_text
+from trainer.store import clean_index, clean_text
 
 HEARTBEAT_S = 3.0
 CLOSE_WAIT_S = 20.0
@@ -86,7 +86,7 @@ class Reporter:
     def trajectories(self, rows: Sequence[TrajectoryIndex]) -> None:
         """Index rows of a shard that is on disk."""
         for start in range(0, len(rows), MAX_ROWS_PER_EVENT):
-            self.emit(Trajectories(rows=list(rows[start : start + MAX_ROWS_PER_EVENT])))
+            self.emit(Trajectories(rows=[clean_index(row) for row in rows[start : start + MAX_ROWS_PER_EVENT]]))
 
     def log(self, level: LogLevel, text: str, source: str = "driver") -> None:
         _log.log(_LOGGING_LEVELS[level], "%s", text)

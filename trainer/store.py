@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from contracts.trajectory import TrajectoryRow
+from contracts.trajectory import TrajectoryIndex, TrajectoryRow
 
 ROW_GROUP = 32
 ARTIFACTS = "artifacts:"
@@ -53,6 +53,11 @@ class PathError(Exception):
 def clean_text(text: str) -> str:
     """The text without what UTF-8 or Postgres cannot hold."""
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def clean_index(index: TrajectoryIndex) -> TrajectoryIndex:
+    """The index row with its texts cleaned."""
+    return TrajectoryIndex.model_validate(_plain(index))
 
 
 def train_shard(stage: int, step: int) -> str:
