@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from psycopg.conninfo import conninfo_to_dict
 
+from webapp.pages.charts import plotly_static
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 
@@ -166,7 +168,7 @@ DATA_UPLOAD_MAX_NUMBER_FIELDS = 2000
 STATIC_URL = "/static/"
 STATIC_ROOT = ASTROLABE_VAR / "static"
 STATIC_ROOT.mkdir(parents=True, exist_ok=True)
-STATICFILES_DIRS = [BASE_DIR / "webapp" / "static"] if (BASE_DIR / "webapp" / "static").is_dir() else []
+STATICFILES_DIRS = [BASE_DIR / "webapp" / "static", *plotly_static()]
 _COLLECTED = (STATIC_ROOT / "staticfiles.json").exists() and not DEBUG
 WHITENOISE_USE_FINDERS = not _COLLECTED
 STORAGES = {

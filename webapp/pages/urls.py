@@ -1,6 +1,6 @@
 from django.urls import path
 
-from webapp.pages import views
+from webapp.pages import views, views_launch, views_run
 
 app_name = "pages"
 
@@ -8,5 +8,18 @@ urlpatterns = [
     path("", views.home, name="home"),
     path("project/", views.choose_project, name="choose_project"),
     path("runs/", views.runs, name="runs"),
-    path("launch/", views.launch, name="launch"),
+    path("launch/", views_launch.launch, name="launch"),
+    path("launch/preview/", views_launch.preview, name="preview"),
+    path("runs/<uuid:run_id>/", views_run.overview, name="run"),
+    path("runs/<uuid:run_id>/data/", views_run.data, name="run_data"),
+    path("runs/<uuid:run_id>/head/", views_run.head, name="run_head"),
+    path("runs/<uuid:run_id>/now/", views_run.now, name="run_now"),
+    path("runs/<uuid:run_id>/steps/", views_run.steps, name="run_steps"),
+    path("runs/<uuid:run_id>/tokens/", views_run.tokens, name="run_tokens"),
+    path("runs/<uuid:run_id>/logs/", views_run.logs, name="run_logs"),
+    path("runs/<uuid:run_id>/recipe/", views_run.recipe, name="run_recipe"),
+    path("runs/<uuid:run_id>/checkpoints/", views_run.checkpoints, name="run_checkpoints"),
+    path("runs/<uuid:run_id>/events/", views_run.events, name="run_events"),
+    path("runs/<uuid:run_id>/stop/", views_run.stop, name="run_stop"),
+    path("runs/<uuid:run_id>/resume/", views_run.resume, name="run_resume"),
 ]

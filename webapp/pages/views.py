@@ -1,28 +1,75 @@
+"""Home, the table of runs, and the choice of a project."""
+
+from urllib.parse import urlencode
+
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from webapp.accounts.access import get_project
+from webapp.accounts.access import get_project, has_role
+from webapp.accounts.models import Role
+from webapp.pages import queries
 from webapp.pages.current import SESSION_KEY, current_project
+from webapp.runs.models import RunState
+
+COLUMNS = (("name", "run"), ("state", "state"), ("created", "launched"))
 
 
 @login_required
 @require_GET
 def home(request: HttpRequest) -> HttpResponse:
-    return render(request, "pages/home.html", {"project": current_project(request), "place": "home"})
+    project = current_project(request)
+    if project is None:
+        return render(request, "pages/no_project.html", {"place": "home"})
+    context = {
+        "project": project,
+        "place": "home",
+        "running": queries.running(project),
+        "attention": queries.needing_attention(project),
+        "finished": queries.finished(project),
+        "may_launch": has_role(request.user, project, Role.OPERATOR),
+    }
+    return render(request, "pages/_home_body.html" if request.htmx else "pages/home.html", context)
 
 
 @login_required
 @require_GET
 def runs(request: HttpRequest) -> HttpResponse:
-    return render(request, "pages/home.html", {"project": current_project(request), "place": "runs"})
+    project = current_project(request)
+    if project is None:
+        return render(request, "pages/no_project.html", {"place": "runs"})
+    state = request.GET.get("state", "")
+    text = request.GET.get("q", "")[:100].replace("\x00", "")
+    sort = request.GET.get("sort", "-created")
+    number = request.GET.get("page", "1")
+    page = queries.page_of_runs(
+        project,
+        state=state,
+        text=text,
+        sort=sort,
+        number=min(max(int(number), 1), 10_000) if number.isdigit() and len(number) < 6 else 1,
+    )
+    kept = {k: v for k, v in (("q", text), ("state", state)) if v}
+    context = {
+        "project": project,
+        "place": "runs",
+        "page": page,
+        "state": state,
+        "text": text,
+        "sort": sort,
+        "states": RunState.values,
+        "columns": [_column(key, label, sort, kept) for key, label in COLUMNS],
+        "here": urlencode(kept | {"sort": sort, "page": page.number}),
+        "query": urlencode(kept | {"sort": sort}),
+    }
+    return render(request, "pages/_runs_table.html" if request.htmx else "pages/runs.html", context)
 
 
-@login_required
-@require_GET
-def launch(request: HttpRequest) -> HttpResponse:
-    return render(request, "pages/home.html", {"project": current_project(request), "place": "launch"})
+def _column(key: str, label: str, sort: str, kept: dict[str, str]) -> dict[str, str]:
+    down = sort == f"-{key}"
+    order = {key: "ascending", f"-{key}": "descending"}.get(sort, "")
+    return {"label": label, "order": order, "query": urlencode(kept | {"sort": key if down else f"-{key}"})}
 
 
 @login_required

@@ -162,7 +162,8 @@ def ago(value: datetime | None) -> SafeString | str:
 def until(value: datetime | None) -> SafeString | str:
     if value is None:
         return MISSING
-    left = (value - timezone.now()).total_seconds()
+    seconds = (value - timezone.now()).total_seconds()
+    left = f"{seconds:.0f} s left" if seconds > 0 else "over"
     return format_html(
         '<time datetime="{}" data-ago="until">{}</time>',
         value.isoformat(),

@@ -15,15 +15,20 @@ from webapp.pages.templatetags.astro import clean
 
 register = template.Library()
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 MATHML = "{http://www.w3.org/1998/Math/MathML}"
-ELEMENTS = frozenset(
+ELEMENTS = _words(
     "math mrow mi mn mo ms mtext mspace msup msub msubsup mfrac msqrt mroot mover munder munderover mtable mtr mtd "
-    "mstyle mpadded mphantom menclose mmultiscripts mprescripts none semantics".split()
+    "mstyle mpadded mphantom menclose mmultiscripts mprescripts none semantics"
 )
-ATTRIBUTES = frozenset(
+ATTRIBUTES = _words(
     "display stretchy fence form lspace rspace width height depth mathvariant columnalign rowspacing columnspacing "
     "columnlines rowlines accent accentunder movablelimits largeop linethickness displaystyle scriptlevel minsize "
-    "maxsize separator symmetric notation voffset".split()
+    "maxsize separator symmetric notation voffset"
 )
 MAX_FORMULA_CHARS = 2000
 # `$5 and $6` is money: an opening $ is followed, and a closing one preceded, by no blank, and no digit follows it.

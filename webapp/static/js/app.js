@@ -101,7 +101,14 @@ function tick() {
   }
 }
 
+// A page nobody sees does not ask; a table a person is walking through does not change under the cursor.
+function onPoll(event) {
+  const poller = event.target.closest?.("[data-poll]");
+  if (poller && event.detail.elt === poller && (document.hidden || poller.querySelector("tr.selected, details[open]") || poller.contains(document.activeElement))) event.preventDefault();
+}
+
 setUpTheme();
+document.addEventListener("htmx:beforeRequest", onPoll);
 document.addEventListener("keydown", onKey);
 document.addEventListener("click", onClick);
 document.addEventListener("submit", onSubmit);

@@ -1,0 +1,162 @@
+"""The charts of a run and where plotly.js is: the only file that knows of plotly.
+
+A chart is data: `charts.js` draws it with the colours of the CSS tokens, so light and dark are one description.
+"""
+
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from contracts.metrics import METRICS
+
+PLOTLY_URL = "plotly/plotly.min.js"
+
+
+def plotly_static() -> list[tuple[str, str]]:
+    """An entry of STATICFILES_DIRS: plotly.js as the wheel ships it, so that its 5 MB are never committed."""
+    spec = find_spec("plotly")
+    if spec is None or spec.origin is None:
+        return []
+    return [("plotly", str(Path(spec.origin).parent / "package_data"))]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line. `color` is a CSS token; `low` and `high` make it a band, `error` gives half-widths."""
+
+    metric: str
+    label: str
+    color: str = "accent"
+    low: str = ""
+    high: str = ""
+    error: str = ""
+    dash: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    key: str
+    title: str
+    question: str
+    series: tuple[Series, ...]
+    unit: str = ""
+    stacked: bool = False
+    share: bool = False
+    x: str = "step"
+
+    @property
+    def metrics(self) -> list[str]:
+        names = [n for s in self.series for n in (s.metric, s.low, s.high, s.error) if n]
+        assert all(n in METRICS for n in names)  # noqa: S101  a name that is not a metric is a typing error here
+        return names
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+CHARTS = (
+    Chart(
+        "reward",
+        "Reward",
+        "Is it learning? mean reward a rollout, 0 to 1",
+        (
+            Series("reward/mean", "all generated"),
+            Series("reward/kept_mean", "kept", "violet", dash="dot"),
+        ),
+    ),
+    Chart(
+        "eval",
+        "Held-out avg@k",
+        "Does it carry over? bars: 95 % interval, clustered by problem",
+        (Series("eval/avg", "avg@k", error="eval/half_width"),),
+    ),
+    Chart(
+        "ledger",
+        "Where rollouts go",
+        "How many give a gradient? rollouts a step, by decision",
+        (
+            Series("ledger/kept_right", "kept right", "ok"),
+            Series("ledger/kept_wrong", "kept wrong", "violet"),
+            Series("ledger/kept_truncated", "kept truncated", "warn"),
+            Series("ledger/not_selected", "not drawn", "faint"),
+            Series("ledger/equal_reward", "equal-reward group", "fainter"),
+            Series("ledger/too_few", "too few graded", "muted"),
+            Series("ledger/ungraded", "ungraded", "bad"),
+        ),
+        unit="rollouts",
+        stacked=True,
+    ),
+    Chart(
+        "tools",
+        "Tool errors",
+        "Is tool use getting cleaner? errored calls of all calls, %",
+        (
+            Series("tools/error_ratio_right", "right rollouts"),
+            Series("tools/error_ratio", "all rollouts", "faint"),
+        ),
+        share=True,
+    ),
+    Chart(
+        "length",
+        "Response length",
+        "Is it exploding? band: p10 to p90, line: p50, tokens",
+        (Series("response/tokens_p50", "p50", low="response/tokens_p10", high="response/tokens_p90"),),
+        unit="tokens",
+    ),
+    Chart(
+        "entropy",
+        "Entropy",
+        "Is it collapsing? mean over policy tokens, nats, full vocabulary",
+        (
+            Series("entropy/mean", "all policy tokens", "warn"),
+            Series("entropy/after_error", "after a failed tool response", "bad", dash="dot"),
+            Series("entropy/after_ok", "after a successful one", "ok", dash="dot"),
+        ),
+        unit="nats",
+    ),
+    Chart(
+        "marks",
+        "Forking and reflection tokens",
+        "Where does reasoning branch? share of policy tokens, %",
+        (
+            Series("tokens/forking_share", "forking", "bad"),
+            Series("tokens/reflection_share", "reflection"),
+        ),
+        share=True,
+    ),
+    Chart(
+        "groups",
+        "Groups kept and dropped",
+        "How many prompts still teach? groups a step",
+        (
+            Series("groups/kept", "kept", "accent"),
+            Series("groups/equal_right", "all right", "ok"),
+            Series("groups/equal_wrong", "all wrong", "violet"),
+            Series("groups/too_few", "too few graded", "muted"),
+        ),
+        unit="groups",
+        stacked=True,
+    ),
+    Chart(
+        "sft",
+        "SFT loss",
+        "Does it take the form? cross-entropy of trained tokens, nats",
+        (Series("sft/loss", "loss", "violet"),),
+        unit="nats",
+        x="SFT step",
+    ),
+    Chart(
+        "time",
+        "Time a step",
+        "Who is slow? seconds of wall time",
+        (
+            Series("time/generate_s", "generate and tool calls"),
+            Series("time/learn_s", "learn", "violet"),
+        ),
+        unit="s",
+        stacked=True,
+    ),
+)
+
+CHART_METRICS = sorted({name for chart in CHARTS for name in chart.metrics})

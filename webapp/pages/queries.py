@@ -1,0 +1,250 @@
+"""What the pages read of runs: index rows only, never more than a page shows."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Q, QuerySet, Sum
+
+from contracts.events import encode_number
+from webapp.accounts.models import Project
+from webapp.pages.charts import CHART_METRICS
+from webapp.runs.models import ACTIVE_STATES, TERMINAL_STATES, LogLine, MetricPoint, Run, RunState
+
+SPARKS = (
+    ("reward/mean", "reward"),
+    ("entropy/mean", "entropy"),
+    ("response/tokens_mean", "length"),
+    ("tools/error_ratio_right", "tool errors"),
+)
+SPARK_POINTS = 60
+ATTENTION_STATES = (RunState.LOST, RunState.FAILED)
+PAGE_SIZE = 50
+LOG_LINES = 400
+LOG_LEVELS = ("info", "warning", "error")
+SORTS = {
+    "name": ("name", "id"),
+    "-name": ("-name", "id"),
+    "created": ("created_at", "id"),
+    "-created": ("-created_at", "id"),
+    "state": ("state", "-created_at", "id"),
+    "-state": ("-state", "-created_at", "id"),
+}
+LEDGER = ("kept_right", "kept_wrong", "kept_truncated", "not_selected", "equal_reward", "too_few", "ungraded")
+
+
+@dataclass(frozen=True)
+class Spark:
+    """A small line: points of an SVG 100 wide and 20 high."""
+
+    label: str
+    points: str
+    last: float
+
+
+@dataclass(frozen=True)
+class RunCard:
+    run: Run
+    sparks: list[Spark]
+    average: float | None
+    half_width: float | None
+
+
+@dataclass(frozen=True)
+class RunsPage:
+    rows: list[Run]
+    number: int
+    has_next: bool
+
+
+def page_of_runs(project: Project, *, state: str, text: str, sort: str, number: int) -> RunsPage:
+    found = Run.objects.filter(project=project, archived_at=None).select_related("created_by").defer("recipe")
+    if state in RunState.values:
+        found = found.filter(state=state)
+    elif state == "active":
+        found = found.filter(state__in=ACTIVE_STATES | {RunState.QUEUED})
+    if text:
+        found = found.filter(Q(name__icontains=text) | Q(doing__icontains=text))
+    start = (number - 1) * PAGE_SIZE
+    rows = list(found.order_by(*SORTS.get(sort, SORTS["-created"]))[start : start + PAGE_SIZE + 1])
+    return RunsPage(rows[:PAGE_SIZE], number, len(rows) > PAGE_SIZE)
+
+
+def running(project: Project) -> list[RunCard]:
+    runs = list(_runs(project).filter(state__in=ACTIVE_STATES | {RunState.QUEUED}).order_by("-created_at")[:12])
+    return cards(runs)
+
+
+def needing_attention(project: Project) -> list[Run]:
+    """Runs that ended badly and have no newer clone, newest first."""
+    bad = _runs(project).filter(state__in=ATTENTION_STATES, children=None)
+    return list(bad.order_by("-state_since")[:6])
+
+
+def finished(project: Project) -> list[RunCard]:
+    runs = list(_runs(project).filter(state__in=TERMINAL_STATES).order_by("-state_since", "id")[:8])
+    return cards(runs, sparks=False)
+
+
+def _runs(project: Project) -> QuerySet[Run]:
+    return Run.objects.filter(project=project, archived_at=None).defer("recipe")
+
+
+def cards(runs: list[Run], *, sparks: bool = True) -> list[RunCard]:
+    names = ["eval/avg", "eval/half_width", *(name for name, _ in SPARKS if sparks)]
+    series: dict[tuple[UUID, str], list[float]] = defaultdict(list)
+    points = MetricPoint.objects.filter(run_id__in=[r.pk for r in runs], name__in=names)
+    for run_id, name, value in points.order_by("stage", "step").values_list("run_id", "name", "value"):
+        series[run_id, name].append(value)
+    return [
+        RunCard(
+            run,
+            [spark(label, series[run.pk, name]) for name, label in SPARKS] if sparks else [],
+            _last(series[run.pk, "eval/avg"]),
+            _last(series[run.pk, "eval/half_width"]),
+        )
+        for run in runs
+    ]
+
+
+def _last(values: list[float]) -> float | None:
+    return values[-1] if values else None
+
+
+def spark(label: str, values: list[float]) -> Spark:
+    finite = [v for v in values if isfinite(v)]
+    if len(finite) > SPARK_POINTS:
+        finite = [finite[i * (len(finite) - 1) // (SPARK_POINTS - 1)] for i in range(SPARK_POINTS)]
+    if not finite:
+        return Spark(label, "", float("nan"))
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    width = max(len(finite) - 1, 1)
+    at = [f"{100 * i / width:.1f},{19 - 18 * (v - low) / span:.1f}" for i, v in enumerate(finite)]
+    return Spark(label, " ".join(at), finite[-1])
+
+
+def latest(run: Run, names: Iterable[str]) -> dict[str, float]:
+    """The newest value of each metric the run has."""
+    rows = MetricPoint.objects.filter(run=run, name__in=list(names)).order_by("name", "-stage", "-step")
+    return dict(rows.distinct("name").values_list("name", "value"))
+
+
+def points(run: Run, since: int) -> dict[str, list[list[Any]]]:
+    """[stage, step, value] of every charted metric that came after revision `since`; non-finite as words."""
+    found: dict[str, list[list[Any]]] = defaultdict(list)
+    rows = MetricPoint.objects.filter(run=run, revision__gt=since, name__in=CHART_METRICS)
+    for name, stage, step, value in rows.order_by("name", "stage", "step").values_list(
+        "name", "stage", "step", "value"
+    ):
+        found[name].append([stage, step, encode_number(value)])
+    return found
+
+
+STEP_METRICS = {
+    "reward/mean": "reward",
+    "groups/kept": "kept",
+    "groups/equal_right": "equal_right",
+    "groups/equal_wrong": "equal_wrong",
+    "ledger/ungraded": "ungraded",
+    "response/tokens_mean": "tokens",
+    "tools/calls_mean": "calls",
+    "tools/error_ratio_right": "errors",
+    "entropy/mean": "entropy",
+    "time/step_s": "time",
+    "eval/avg": "average",
+    "eval/half_width": "half_width",
+}
+
+
+def step_rows(run: Run, before: int | None) -> list[dict[str, Any]]:
+    """One row a step of RL, newest first, at most `PAGE_SIZE` of them below step `before`."""
+    found = MetricPoint.objects.filter(run=run, name="time/step_s")
+    if before is not None:
+        found = found.filter(step__lt=before)
+    keys = list(found.order_by("-stage", "-step").values_list("stage", "step")[:PAGE_SIZE])
+    rows: dict[tuple[int, int], dict[str, Any]] = {key: {"stage": key[0], "step": key[1]} for key in keys}
+    values = MetricPoint.objects.filter(run=run, name__in=list(STEP_METRICS), step__in=[step for _, step in keys])
+    for name, stage, step, value in values.values_list("name", "stage", "step", "value"):
+        if (stage, step) in rows:
+            rows[stage, step][STEP_METRICS[name]] = value
+    return list(rows.values())
+
+
+@dataclass(frozen=True)
+class LogPage:
+    lines: list[LogLine]
+    older: int | None
+
+
+def log_page(run: Run, *, level: str, text: str, after: int | None, before: int | None) -> LogPage:
+    """The newest lines (or those after, or before, a line), oldest first."""
+    found = LogLine.objects.filter(run=run)
+    if level in LOG_LEVELS:
+        found = found.filter(level__in=LOG_LEVELS[LOG_LEVELS.index(level) :])
+    if text:
+        found = found.filter(text__icontains=text)
+    if after is not None:
+        return LogPage(list(found.filter(id__gt=after).order_by("id")[:LOG_LINES]), None)
+    if before is not None:
+        found = found.filter(id__lt=before)
+    lines = list(found.order_by("-id")[: LOG_LINES + 1])
+    older = lines[LOG_LINES - 1].pk if len(lines) > LOG_LINES else None
+    return LogPage(lines[:LOG_LINES][::-1], older)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    average: float | None
+    half_width: float | None
+    change: float | None
+    tokens: float | None
+    truncated: float | None
+    tool_errors: float | None
+    ungraded: int | None
+    rollouts: int
+    reward: float | None
+    step_s: float | None
+    left_s: float | None
+
+
+def tiles(run: Run) -> Tiles:
+    now = latest(
+        run,
+        (
+            "eval/half_width",
+            "response/tokens_mean",
+            "response/truncated_ratio",
+            "tools/error_ratio_right",
+            "reward/mean",
+            "time/step_s",
+        ),
+    )
+    averages = list(
+        MetricPoint.objects.filter(run=run, name="eval/avg")
+        .order_by("-stage", "-step")
+        .values_list("value", flat=True)[:2]
+    )
+    totals = dict(
+        MetricPoint.objects.filter(run=run, name__in=[f"ledger/{d}" for d in LEDGER])
+        .values_list("name")
+        .annotate(total=Sum("value"))
+    )
+    finite = {k: v for k, v in totals.items() if isfinite(v)}
+    step_s = now.get("time/step_s")
+    goes_on = run.run_state is RunState.RUNNING and step_s is not None and isfinite(step_s) and run.step > 0
+    return Tiles(
+        average=averages[0] if averages else None,
+        half_width=now.get("eval/half_width"),
+        change=averages[0] - averages[1] if len(averages) > 1 else None,
+        tokens=now.get("response/tokens_mean"),
+        truncated=now.get("response/truncated_ratio"),
+        tool_errors=now.get("tools/error_ratio_right"),
+        ungraded=int(finite.get("ledger/ungraded", 0)) if finite else None,
+        rollouts=int(sum(finite.values())),
+        reward=now.get("reward/mean"),
+        step_s=step_s,
+        left_s=(run.total_steps - run.step) * step_s if goes_on and step_s is not None else None,
+    )

@@ -1,0 +1,229 @@
+"""One run: its tabs, the pieces of them that follow a live run, and the two verbs that change it."""
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
+from django.urls import NoReverseMatch, reverse
+from django.views.decorators.http import require_GET, require_POST
+
+from webapp.accounts.access import has_role
+from webapp.accounts.models import Role
+from webapp.datasets.queries import funnels_for_run
+from webapp.pages import launching, queries, recipe_yaml
+from webapp.pages.charts import CHARTS
+from webapp.runs import actions
+from webapp.runs.access import get_run
+from webapp.runs.models import RESUMABLE_STATES, STOPPABLE_STATES, Run, RunState, TokenReportRow
+
+TABS = (
+    ("overview", "Overview", "pages:run"),
+    ("steps", "Steps", "pages:run_steps"),
+    ("tokens", "Tokens", "pages:run_tokens"),
+    ("logs", "Logs", "pages:run_logs"),
+    ("recipe", "Recipe", "pages:run_recipe"),
+    ("checkpoints", "Checkpoints", "pages:run_checkpoints"),
+    ("events", "Events", "pages:run_events"),
+)
+
+
+def _context(request: HttpRequest, run: Run, tab: str) -> dict[str, Any]:
+    may_change = has_role(request.user, run.project, Role.OPERATOR)
+    state = run.run_state
+    return {
+        "run": run,
+        "project": run.project,
+        "place": "runs",
+        "tab": tab,
+        "tabs": [(key, label, reverse(name, args=[run.pk])) for key, label, name in TABS],
+        "may_change": may_change,
+        "can_stop": may_change and state in STOPPABLE_STATES,
+        "can_resume": may_change and state in RESUMABLE_STATES,
+        "is_live": not state.is_terminal and state is not RunState.DRAFT,
+    }
+
+
+def _render(request: HttpRequest, template: str, run: Run, tab: str, **more: Any) -> HttpResponse:
+    return render(request, template, {**_context(request, run, tab), **more})
+
+
+@login_required
+@require_GET
+def overview(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = get_run(request.user, run_id)
+    return _render(
+        request,
+        "pages/run_overview.html",
+        run,
+        "overview",
+        tiles=queries.tiles(run),
+        charts=CHARTS,
+        chart_data={
+            "charts": [c.as_json() for c in CHARTS],
+            "stages": run.stages,
+            "revision": run.revision,
+            "points": queries.points(run, since=-1),
+        },
+        funnels=funnels_for_run(run),
+    )
+
+
+@login_required
+@require_GET
+def data(request: HttpRequest, run_id: UUID) -> JsonResponse:
+    """The chart points that came after `since`; what a browser asks when it hears of a new revision."""
+    run = get_run(request.user, run_id)
+    text = request.GET.get("since", "")
+    since = int(text) if text.lstrip("-").isdigit() and len(text) < 18 else -1
+    return JsonResponse(
+        {
+            "revision": run.revision,
+            "state": run.state,
+            "stages": run.stages,
+            "points": queries.points(run, since=since),
+        },
+        json_dumps_params={"allow_nan": False},
+    )
+
+
+@login_required
+@require_GET
+def head(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    """State, attempt, heartbeat and verbs, as they are now."""
+    run = get_run(request.user, run_id)
+    return render(request, "pages/_run_head.html", _context(request, run, ""))
+
+
+@login_required
+@require_GET
+def now(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    """Stage strip and tiles, as they are now."""
+    run = get_run(request.user, run_id)
+    return render(request, "pages/_run_now.html", {**_context(request, run, ""), "tiles": queries.tiles(run)})
+
+
+@login_required
+@require_GET
+def steps(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = get_run(request.user, run_id)
+    before = request.GET.get("before", "")
+    rows = queries.step_rows(run, int(before) if before.isdigit() and len(before) < 9 else None)
+    for row in rows:
+        row["url"] = _step_url(run, row["step"])
+        row["stage_name"] = run.stages[row["stage"]]["name"] if row["stage"] < len(run.stages) else ""
+    older = rows[-1]["step"] if len(rows) == queries.PAGE_SIZE else None
+    return _render(request, "pages/run_steps.html", run, "steps", rows=rows, older=older)
+
+
+def _step_url(run: Run, step: int) -> str:
+    try:
+        return reverse("trajectories:step", args=[run.pk, step])
+    except NoReverseMatch:
+        return ""
+
+
+@login_required
+@require_GET
+def tokens(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = get_run(request.user, run_id)
+    reports = TokenReportRow.objects.filter(run=run).order_by("stage", "step")
+    numbers = list(reports.values_list("step", flat=True))
+    asked = request.GET.get("step", "")
+    step = int(asked) if asked.isdigit() and int(asked) in numbers else (numbers[-1] if numbers else None)
+    row = reports.filter(step=step).last() if step is not None else None
+    at = numbers.index(step) if step is not None else 0
+    return _render(
+        request,
+        "pages/run_tokens.html",
+        run,
+        "tokens",
+        report=row.report if row else None,
+        step=step,
+        classes=_classes(row.report) if row else [],
+        tables=[("forking", row.report["top_forking"]), ("reflection", row.report["top_reflection"])] if row else [],
+        newer=numbers[at + 1] if at + 1 < len(numbers) else None,
+        older=numbers[at - 1] if at > 0 else None,
+    )
+
+
+def _classes(report: dict[str, Any]) -> list[dict[str, Any]]:
+    means, counts = report["mean_entropy_by_class"], report["tokens_by_class"]
+    top = max([v for v in means.values() if isinstance(v, int | float)], default=1.0) or 1.0
+    order = sorted(means, key=lambda name: -means[name])
+    return [{"name": n.replace("_", " "), "entropy": means[n], "top": top, "count": counts.get(n, 0)} for n in order]
+
+
+@login_required
+@require_GET
+def logs(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    """The log; with `after` only the lines since, for the live tail."""
+    run = get_run(request.user, run_id)
+    get = request.GET
+    level, text = get.get("level", ""), get.get("q", "")[:200].replace("\x00", "")
+    cut = {k: int(get[k]) for k in ("after", "before") if get.get(k, "").isdigit() and len(get[k]) < 19}
+    page = queries.log_page(run, level=level, text=text, after=cut.get("after"), before=cut.get("before"))
+    template = "pages/_log_lines.html" if "after" in cut else "pages/run_logs.html"
+    return _render(request, template, run, "logs", page=page, level=level, text=text, levels=queries.LOG_LEVELS)
+
+
+@login_required
+@require_GET
+def recipe(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = get_run(request.user, run_id)
+    return _render(
+        request,
+        "pages/run_recipe.html",
+        run,
+        "recipe",
+        yaml=recipe_yaml.write(run.recipe),
+        differs=recipe_yaml.differences(run.parent.recipe, run.recipe) if run.parent else [],
+    )
+
+
+@login_required
+@require_GET
+def checkpoints(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = get_run(request.user, run_id)
+    found = [(c, launching.artifact_path(c)) for c in run.checkpoints.order_by("-stage", "-step", "-created_at")[:300]]
+    return _render(request, "pages/run_checkpoints.html", run, "checkpoints", checkpoints=found)
+
+
+@login_required
+@require_GET
+def events(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = get_run(request.user, run_id)
+    return _render(
+        request,
+        "pages/run_events.html",
+        run,
+        "events",
+        history=run.history.select_related("by").order_by("-id")[:200],
+        attempts=run.attempts.select_related("created_by").order_by("-number"),
+    )
+
+
+@login_required
+@require_POST
+def stop(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = get_run(request.user, run_id, Role.OPERATOR)
+    return _act(request, run, actions.request_stop, "Stop requested. The run ends at its next safe point.")
+
+
+@login_required
+@require_POST
+def resume(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = get_run(request.user, run_id, Role.OPERATOR)
+    return _act(request, run, actions.resume_run, "Resuming from the newest checkpoint as a new attempt.")
+
+
+def _act(request: HttpRequest, run: Run, action: Any, done: str) -> HttpResponse:
+    try:
+        action(run, request.user)
+    except actions.ActionRefused as refusal:
+        messages.error(request, str(refusal))
+    else:
+        messages.success(request, done)
+    return redirect("pages:run", run.pk)
