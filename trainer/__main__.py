@@ -18,7 +18,7 @@ from contracts.events import Outcome
 from contracts.recipe import Recipe
 from sandbox.client import SandboxClient
 from trainer.delivery import Target
-from trainer.pipeline import Parts, RunRefused, check_recipe, run_pipeline, set_threads
+from trainer.pipeline import Parts, RunRefused, check_recipe, run_pipeline, prepare_libraries
 from trainer.reporter import Reporter
 from trainer.reward.pool import GraderPool
 from trainer.rollout.python_tool import PythonTool
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RecipeError, RunRefused) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    set_threads(int(os.environ.get("TRAINER_THREADS", "1")))
+    prepare_libraries(int(os.environ.get("TRAINER_THREADS", "1")))
     return EXIT_CODES[_run(recipe, options)]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.optim import AdamW
 from transformers import Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from contracts.events import CheckpointWritten, LogLevel, Outcome, RunEnded, RunStarted, StageFinished, StageStarted
 from contracts.recipe import AnyStage, CurateStage, Recipe, RlStage, SftStage
@@ -332,6 +333,7 @@ def _git_commit() -> str:
     return found.stdout.strip()
 
 
-def set_threads(threads: int) -> None:
-    """One by default: the sandbox and the engine's bookkeeping want the other core."""
+def prepare_libraries(threads: int) -> None:
+    """One thread by default: the sandbox and the engine's bookkeeping want the other core. No progress bars."""
     torch.set_num_threads(threads)
+    disable_progress_bar()
