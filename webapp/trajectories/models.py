@@ -57,3 +57,8 @@ class Trajectory(models.Model):
 
     def __str__(self) -> str:
         return f"rollout {self.sample} of {self.prompt_id}"
+
+    @property
+    def number(self) -> int:
+        """The sample as people count."""
+        return self.sample + 1
