@@ -208,9 +208,17 @@ class GvisorLauncher:
         building.rename(image)
         return True
 
+    def wants_image(self, tier: Tier) -> bool:
+        """False when there is one, or when one was made before and did not restore."""
+        return not self._image(tier).exists() and not self._useless_mark(tier).exists()
+
     def forget_image(self, tier: Tier) -> None:
-        """Remove the image of the tier."""
+        """Remove the image of the tier and remember that images of this kind do not restore here."""
         shutil.rmtree(self._image(tier), ignore_errors=True)
+        self._useless_mark(tier).touch()
+
+    def _useless_mark(self, tier: Tier) -> Path:
+        return self._images / f"{tier.value}-does-not-restore"
 
 
 def sweep_stale(state_dir: Path) -> int:

@@ -52,6 +52,10 @@ class Launcher(Protocol):
         """Turn a ready box into the image later boxes are restored from; the box ends. False: it did not work."""
         ...
 
+    def wants_image(self, tier: Tier) -> bool:
+        """True when `save_image` is worth trying for this tier."""
+        ...
+
     def forget_image(self, tier: Tier) -> None:
         """The image does not restore: start cold from now on."""
         ...

@@ -65,6 +65,10 @@ class PlainLauncher:
         await self.kill(launched)
         return False
 
+    def wants_image(self, tier: Tier) -> bool:
+        """Never."""
+        return False
+
     def forget_image(self, tier: Tier) -> None:
         """Nothing to forget."""
 

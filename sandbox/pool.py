@@ -174,8 +174,10 @@ class Pool:
 
     async def _make_images(self) -> None:
         for tier in dict.fromkeys(slot.tier for slot in self.slots):
+            if not self.launcher.wants_image(tier):
+                continue
             with contextlib.suppress(BoxError):
-                template = await Box.start(self.launcher, tier)
+                template = await Box.start(self.launcher, tier, cold=True)
                 await asyncio.sleep(IMAGE_SETTLE_S)
                 saved = await template.save_image()
                 log.info("image of a %s box %s", tier, "saved" if saved else "not saved: replacements start cold")
