@@ -18,7 +18,7 @@ from contracts.events import Outcome
 from contracts.recipe import Recipe
 from sandbox.client import SandboxClient
 from trainer.delivery import Target
-from trainer.pipeline import Parts, RunRefused, check_recipe, run_pipeline, prepare_libraries
+from trainer.pipeline import Parts, RunRefused, check_recipe, prepare_libraries, run_pipeline
 from trainer.reporter import Reporter
 from trainer.reward.pool import GraderPool
 from trainer.rollout.python_tool import PythonTool

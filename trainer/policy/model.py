@@ -13,9 +13,16 @@ from trainer.algorithm.logprobs import TokenScores, score_tokens
 from trainer.algorithm.packing import Row, pad_rows, split_micro_batches
 
 MICRO_BATCH_TOKENS = 8192
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
-_OWN_FILES = ("manifest.json", "trainer.json", "model.safetensors.index.json")
-_MAX_SIDE_FILE_BYTES = 64 << 20
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
 
 
 class ModelError(Exception):
@@ -38,12 +45,11 @@ def load_model(folder: Path) -> Qwen3ForCausalLM:
 
 
 def save_model(model: Qwen3ForCausalLM, folder: Path, source: Path) -> None:
-    """Weights and config into `folder`, with the tokenizer and other small files of `source` beside them."""
+    """Weights and config into `folder`, with the tokenizer files of `source` beside them."""
     model.save_pretrained(folder)
-    for file in sorted(source.iterdir()):
-        is_side_file = file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES) and file.name not in _OWN_FILES
-        if is_side_file and not (folder / file.name).exists() and file.stat().st_size <= _MAX_SIDE_FILE_BYTES:
-            shutil.copyfile(file, folder / file.name)
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file() and not (folder / name).exists():
+            shutil.copyfile(source / name, folder / name)
 
 
 def load_weights(model: Qwen3ForCausalLM, folder: Path) -> None:

@@ -1,0 +1,184 @@
+"""A whole run on a random tiny model: stages in order, every metric, a ledger that adds up, honest endings."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.events import Outcome
+from contracts.metrics import METRICS
+from contracts.recipe import CurateStage
+from contracts.trajectory import Decision
+from tests.trainer.pipeline_run import RL, STAGES, TinyRun
+from trainer.__main__ import RecipeError, load_recipe, main
+from trainer.pipeline import RunRefused, check_recipe
+from trainer.rl import pick_prompts
+from trainer.rollout.trajectory import Problem
+from trainer.store import read_row
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
+    with pytest.MonkeyPatch.context() as patch:
+        run = TinyRun(tmp_path_factory.mktemp("run") / "a", patch)
+        assert run.start() is Outcome.FINISHED
+    return run
+
+
+def test_the_stages_begin_and_finish_in_order(finished: TinyRun) -> None:
+    begun = [(p.stage, p.name, p.steps, p.first_step) for p in finished.payloads("stage_started")]
+    assert begun == [(0, "curate", 0, 0), (1, "sft", 2, 0), (2, "rl", 3, 1), (3, "hard", 2, 4), (4, "evaluate", 0, 0)]
+    assert [p.stage for p in finished.payloads("stage_finished")] == [0, 1, 2, 3, 4]
+    kinds = [event.payload.kind for event in finished.events()]
+    assert (kinds[0], kinds[-1]) == ("run_started", "run_ended")
+    assert [event.seq for event in finished.events()] == list(range(1, len(kinds) + 1))
+
+
+def test_rl_steps_count_on_over_the_stages(finished: TinyRun) -> None:
+    steps = [(p.stage, p.step) for p in finished.payloads("metrics") if "reward/mean" in p.values]
+    assert steps == [(2, 1), (2, 2), (2, 3), (3, 4), (3, 5)]
+
+
+def test_every_metric_is_sent(finished: TinyRun) -> None:
+    sent = {name for p in finished.payloads("metrics") for name in p.values}
+    needs_tool_calls = {n for n in METRICS if n.startswith("tools/")} | {"entropy/after_ok", "entropy/after_error"}
+    assert METRICS.keys() - sent <= needs_tool_calls | {"eval/tool_error_ratio_right", "entropy/code"}
+
+
+def test_the_ledger_adds_up_to_what_was_generated(finished: TinyRun) -> None:
+    for payload in finished.payloads("metrics"):
+        if "reward/mean" in payload.values:
+            assert sum(v for n, v in payload.values.items() if n.startswith("ledger/")) == 12
+            assert sum(v for n, v in payload.values.items() if n.startswith("groups/")) == 2
+
+
+def test_every_index_row_names_its_parquet_row(finished: TinyRun) -> None:
+    rows = [row for p in finished.payloads("trajectories") for row in p.rows]
+    assert len({(r.stage, r.step, r.prompt_id, r.sample) for r in rows}) == len(rows)
+    for row in rows[::7]:
+        stored = read_row(finished.out / row.shard, row.row)
+        assert stored.index == row
+        assert len(stored.response_ids) == len(stored.response_mask) == len(stored.entropies) == row.response_tokens
+    counts = Counter(row.decision is Decision.EVALUATION for row in rows)
+    assert counts[False] == 5 * 12
+
+
+def test_kept_rollouts_have_advantages_and_others_none(finished: TinyRun) -> None:
+    rows = [row for p in finished.payloads("trajectories") for row in p.rows]
+    kept = [r for r in rows if r.decision in (Decision.KEPT_RIGHT, Decision.KEPT_WRONG, Decision.KEPT_TRUNCATED)]
+    assert kept
+    assert all(r.advantage is not None for r in kept)
+    assert all(r.advantage is None for r in rows if r not in kept)
+
+
+def test_each_checkpoint_of_an_evaluation_is_a_row(finished: TinyRun) -> None:
+    rows = finished.payloads("evaluation_finished")
+    assert [(r.step, r.label, r.board) for r in rows] == [
+        (1, "base model", "Test"),
+        (2, "after sft", "Test"),
+        (3, "after hard", "Test"),
+    ]
+    assert all(r.avg is not None and r.avg.samples == 8 and len(r.correct_by_problem) == 4 for r in rows)
+
+
+def test_checkpoints_left_are_the_newest_and_the_stages_ends(finished: TinyRun) -> None:
+    assert list(finished.weights()) == [
+        "stage-01-sft-step-000002",
+        "stage-02-rl-step-000003",
+        "stage-03-hard-step-000002",
+    ]
+    versions = [(p.path.split("/")[-1], p.label) for p in finished.payloads("checkpoint_written")]
+    assert versions[-1] == ("stage-03-hard-step-000002", "after hard")
+
+
+def test_the_same_seed_gives_the_same_run(finished: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = TinyRun(tmp_path / "b", monkeypatch)
+    again.start()
+    assert again.figures()["metrics"] == finished.figures()["metrics"]
+    assert again.weights() == finished.weights()
+
+
+def test_a_stop_ends_at_a_safe_point_and_can_be_resumed(
+    finished: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = TinyRun(tmp_path / "c", monkeypatch)
+    metrics = TinyRun.start.__globals__["Reporter"].metrics
+
+    def stop_after_step_2(reporter: Any, stage: int, step: int, values: dict[str, float]) -> None:
+        metrics(reporter, stage, step, values)
+        if stage == 2 and step == 2:
+            reporter.request_stop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.reporter.Reporter.metrics", stop_after_step_2)
+        assert run.start() is Outcome.CANCELLED
+    assert run.payloads("run_ended")[-1].steps in (1, 2)
+    assert run.start() is Outcome.FINISHED
+    assert run.weights() == finished.weights()
+
+
+def test_a_failure_is_recorded_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TinyRun(tmp_path / "d", monkeypatch)
+    monkeypatch.setattr("trainer.pipeline.run_curate", _fail)
+    assert run.start() is Outcome.FAILED
+    assert run.payloads("run_ended")[0].reason == "ValueError: no luck"
+    assert "Traceback" in run.payloads("log")[0].text
+
+
+def _fail(context: object, index: int, stage: CurateStage) -> None:
+    raise ValueError("no luck")
+
+
+def test_sft_on_a_file_of_problems_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(f'{{"problem": "What is {i} + {i}?", "answer": {2 * i}}}\n' for i in range(9)))
+    curate = {"kind": "curate", "name": "curate", "source": str(path), "held_out": 2}
+    run = TinyRun(tmp_path / "e", monkeypatch, stages=[curate, STAGES[1]])
+    assert run.start() is Outcome.FAILED
+    assert "Leave the sft stage out" in run.payloads("run_ended")[0].reason
+    own = TinyRun(tmp_path / "f", monkeypatch, stages=[curate, RL | {"steps": 1}])
+    assert own.start() is Outcome.FINISHED
+
+
+def test_prompts_of_an_epoch_are_all_different() -> None:
+    problems = [Problem(str(i), str(i), str(i)) for i in range(7)]
+    steps = [pick_prompts(problems, 3, step, seed=1) for step in range(1, 5)]
+    assert len({p.id for step in steps[:2] for p in step}) == 6
+    assert [p.id for p in steps[0]] != [p.id for p in steps[2]]
+    assert len(pick_prompts(problems[:2], 3, 5, seed=1)) == 2
+
+
+def test_a_changed_recipe_is_refused_with_the_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TinyRun(tmp_path / "g", monkeypatch)
+    check_recipe(run.recipe, run.out, resume=False)
+    with pytest.raises(RunRefused, match="--resume"):
+        check_recipe(run.recipe, run.out, resume=False)
+    check_recipe(run.recipe, run.out, resume=True)
+    with pytest.raises(RunRefused, match="seed: 1 -> 7"):
+        check_recipe(run.recipe.model_copy(update={"seed": 7}), run.out, resume=True)
+
+
+def test_recipe_errors_name_file_field_and_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("name: x\nstages:\n- {kind: rl, name: rl, group_size: 9, oversample: 4, lr: 1}\n")
+    assert main(["run", str(path), "--out", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr().err
+    assert f"{path}: stages.0.rl.lr: Extra inputs are not permitted" in printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_overrides_set_fields_of_the_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("name: x\nstages:\n- {kind: curate, name: c}\n- {kind: sft, name: s}\n")
+    recipe = load_recipe(path, ["stages.1.steps=5", "tool.limits.wall_s=2.5"], seed=9)
+    assert (recipe.stages[1].steps, recipe.tool.limits.wall_s, recipe.seed) == (5, 2.5, 9)
+    assert [s.name for s in load_recipe(path, command="curate").stages] == ["c"]
+    for override in ("stages.7.steps=5", "nothing", "name.x=1"):
+        with pytest.raises(RecipeError, match="--set"):
+            load_recipe(path, [override])
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")), ids=lambda p: p.name)
+def test_every_recipe_of_the_project_is_valid(path: Path) -> None:
+    load_recipe(path)
