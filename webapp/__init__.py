@@ -1,4 +1,4 @@
-"""Records, shows, controls. Never imports trainer or torch; of sandbox only sandbox.client; ray only in the launcher."""
+"""Records, shows, controls. Imports no trainer, no torch; of sandbox only sandbox.client; ray only in the launcher."""
 
 from webapp.celery import app as celery_app
 

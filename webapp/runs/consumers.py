@@ -8,7 +8,6 @@ Out: {type: snapshot, run, seq, attempt, state, stale}  {type: hint, run, seq, d
 import asyncio
 import contextlib
 from typing import Any
-from uuid import UUID
 
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncJsonWebsocketConsumer

@@ -66,7 +66,7 @@ ORDER BY name, stage, step
 
 
 def read_series(run: Run, names: list[str], *, points: int = 800, since: int = 0) -> SeriesSet:
-    """At most about `points` a series. The revision is read first: a point written meanwhile comes again, never too late."""
+    """At most about `points` a series. The revision is read first: what is written meanwhile comes again."""
     revision, attempt = Run.objects.values_list("revision", "attempt_number").get(pk=run.pk)
     points = min(max(points, 10), MAX_POINTS)
     by_name: dict[str, Series] = {}
