@@ -35,7 +35,7 @@ Loss of the last {tail} steps: {loss:.3f}.
 
 ## Figures
 
-Greedy decoding, {problems} problems never seen in training. Right code is compared with the generator's own programs
+Greedy decoding, {problems} problems of the same families, their texts never seen in training. Right code is compared with the generator's own programs
 character by character; no program of the model is run for these figures.
 
 | figure | share |
@@ -47,8 +47,8 @@ Right code by family: {families}.
 ## Format
 
 ChatML; an assistant turn starts with `<reason>`, which the template writes. There is **no system prompt and no list
-of tools** in the template: the context is small ({positions} positions, trained to about 330) and the model knows one
-tool, so both would only cost every rollout a few hundred tokens. Digits are single tokens, so numbers are copied digit
+of tools** in the template: the context is small ({positions} positions) and the model knows one tool, so
+both would only cost every rollout a few hundred tokens. Digits are single tokens, so numbers are copied digit
 by digit; the fixed beginning and end of a call's JSON are one token each. Any UTF-8 text can be encoded.
 
 It is no general language model: outside the families of the generator it writes confident nonsense.
@@ -63,7 +63,7 @@ def write_card(
     tail = min(100, len(losses))
     shares = {name: value for name, value in figures.as_dict().items() if isinstance(value, float)}
     card = _CARD.format(
-        parameters=(folder / "model.safetensors").stat().st_size // 4,
+        parameters=figures.parameters,
         layers=config["num_hidden_layers"],
         width=config["hidden_size"],
         vocabulary=config["vocab_size"],

@@ -28,6 +28,7 @@ _BATCH_ROWS = 64
 class BaseFigures:
     """Shares of held-out problems, greedy decoding."""
 
+    parameters: int
     problems: int
     code_is_valid: float  # the call parses as JSON and its code as Python
     numbers_copied: float  # every number in the code stands in the problem (0 and 1 are free)
@@ -52,6 +53,7 @@ def evaluate_base(
     repairs = [_code(text) for text in writer.complete([_repair_prompt(rng, problem) for problem in drawn])]
     families = sorted({problem.family for problem in drawn})
     return BaseFigures(
+        parameters=sum(weight.numel() for weight in model.parameters()),
         problems=problems,
         code_is_valid=_share([_is_python(code) for code in codes]),
         numbers_copied=_share([_numbers_match(p.problem, code) for p, code in zip(drawn, codes, strict=True)]),
