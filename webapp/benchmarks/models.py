@@ -2,6 +2,7 @@
 
 from django.conf import settings
 from django.db import models
+from django.utils import timezone
 
 from webapp.accounts.models import Project
 from webapp.runs.models import Run
@@ -69,3 +70,7 @@ class Share(models.Model):
 
     def __str__(self) -> str:
         return self.note or f"share {self.pk}"
+
+    @property
+    def is_expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= timezone.now()

@@ -10,7 +10,7 @@ _MEANING = {
     Decision.KEPT_WRONG: "Wrong, and drawn among the wrong rollouts of its group. Their penalties play no part.",
     Decision.KEPT_TRUNCATED: "Cut off by a limit, so wrong, and drawn among the wrong rollouts of its group.",
     Decision.NOT_SELECTED: "Not drawn by the selection rule. It gives no gradient.",
-    Decision.EQUAL_REWARD: "All rewards of its group are equal, so every advantage would be zero: the group is dropped.",
+    Decision.EQUAL_REWARD: "All rewards of its group are equal, so all advantages would be zero: the group is dropped.",
     Decision.TOO_FEW: "Fewer than two rollouts of its group could be graded: the group is dropped.",
     Decision.UNGRADED: "A part of ours failed, so it has no reward. It is counted and never learned from.",
     Decision.EVALUATION: "An evaluation rollout: graded, never learned from.",
