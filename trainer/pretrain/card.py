@@ -35,8 +35,8 @@ Loss of the last {tail} steps: {loss:.3f}.
 
 ## Figures
 
-Greedy decoding, {problems} problems of the same families, their texts never seen in training. Right code is compared with the generator's own programs
-character by character; no program of the model is run for these figures.
+Greedy decoding, {problems} problems of the same families whose texts were never seen in training. Right code is
+compared with the generator's own programs character by character; no program of the model is run for these figures.
 
 | figure | share |
 |---|---|
