@@ -8,7 +8,6 @@ from trainer.analysis.tokens import TokenAnalysis
 from trainer.rollout.chat import Chat
 from trainer.rollout.trajectory import Trajectory
 
-
 PROBLEM_CHARS = 300
 
 
