@@ -57,7 +57,7 @@ def start_up(var: Path, port: int, *arguments: str) -> tuple[subprocess.Popen[st
     def read() -> None:
         for line in process.stdout:
             lines.append(line)
-            if "Astrolabe answers at" in line:
+            if "everything runs after" in line:
                 answered.set()
         answered.set()
 

@@ -119,7 +119,7 @@ def embedded_services(var: Path, ports: Ports, *, host: str, ray_temp: Path) -> 
                 "2",
             ]
             + ["--loglevel", "WARNING", "--without-gossip", "--without-mingle", "-s", str(var / "celerybeat")],
-            env={"PYTHONWARNINGS": "ignore::celery.platforms.SecurityWarning"},  # root is all a container has
+            env={"PYTHONWARNINGS": "ignore:You're running the worker"},  # root is all a container has
             after=("redis",),
         ),
     ]

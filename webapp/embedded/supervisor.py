@@ -79,8 +79,11 @@ class Supervisor:
         now = datetime.now().astimezone()
         self._printer.write(Message(type="line", data=text + "\n", time=now, name="astrolabe", colour=None))
 
-    def start_all(self) -> None:
-        """Start every service as soon as those it waits for are ready; StartFailed when one does not come up."""
+    def start_all(self, on_ready: Callable[[str], None]) -> None:
+        """Start every service as soon as those it waits for are ready; StartFailed when one does not come up.
+
+        `on_ready` gets the name of each that answers.
+        """
         waiting = set(self._children)
         while waiting and not self._stopping.is_set():
             for name in sorted(waiting):
@@ -89,6 +92,7 @@ class Supervisor:
                     self._launch(child)
                 if child.pid is not None and self._check_ready(child):
                     waiting.discard(name)
+                    on_ready(name)
             self._drain(0.05)
 
     def run(self, *, on_tick: Callable[[], None] | None = None) -> None:

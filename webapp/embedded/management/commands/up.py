@@ -61,14 +61,21 @@ class Command(BaseCommand):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, supervisor.request_stop)
         try:
-            self._phase("migrating the database")
-            _manage("migrate", "--verbosity", "0")
-            supervisor.start_all()
+            self._phase("migrating the database, looking for the demo project")
+            _manage("bootstrap", "--migrate")
+
+            def on_ready(name: str) -> None:
+                if name == "web":
+                    self._phase(
+                        f"Astrolabe answers at http://{host}:{ports.web}/ after {time.monotonic() - began:.0f} s"
+                    )
+                    self._phase(f"sign in as 'demo'; the password is in {var / 'demo_password'}; Ctrl-C stops it all")
+
+            supervisor.start_all(on_ready)
+            if recipe and not supervisor.is_stopping:
+                _manage("bootstrap", "--launch", recipe)
             if not supervisor.is_stopping:
-                self._phase("looking for the demo project")
-                _manage("bootstrap", *(["--launch", recipe] if recipe else []))
-                self._phase(f"Astrolabe answers at http://{host}:{ports.web}/ after {time.monotonic() - began:.0f} s")
-                self._phase(f"sign in as 'demo'; the password is in {var / 'demo_password'}; Ctrl-C stops everything")
+                self._phase(f"everything runs after {time.monotonic() - began:.0f} s")
             supervisor.run()
         finally:
             self._phase("stopping everything")
