@@ -39,7 +39,8 @@ def checkpoint_choices(project: Project) -> list[tuple[str, str]]:
 def choices(project: Project, tree: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """By field name: what a person may choose. Anything else is still possible in the YAML."""
     checkpoints = checkpoint_choices(project)
-    stages = tree.get("stages") if isinstance(tree.get("stages"), list) else []
+    written = tree.get("stages")
+    stages = written if isinstance(written, list) else []
     own = [str(s.get("name")) for s in stages if isinstance(s, dict) and s.get("kind") in ("sft", "rl")]
     return {
         "source": [("synthetic", "generated word problems"), *dataset_choices(project)],

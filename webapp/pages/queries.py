@@ -1,18 +1,18 @@
 """What the pages read of runs: index rows only, never more than a page shows."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Sum
 
 from contracts.events import encode_number
-from webapp.accounts.models import Project
 from webapp.pages.charts import CHART_METRICS
-from webapp.runs.models import ACTIVE_STATES, TERMINAL_STATES, LogLine, MetricPoint, Run, RunState
+from webapp.runs.models import LogLine, MetricPoint, Run, RunState
+from webapp.runs.queries import RunRow, latest_values
+from webapp.runs.series import read_series
 
 SPARKS = (
     ("reward/mean", "reward"),
@@ -21,18 +21,9 @@ SPARKS = (
     ("tools/error_ratio_right", "tool errors"),
 )
 SPARK_POINTS = 60
-ATTENTION_STATES = (RunState.LOST, RunState.FAILED)
 PAGE_SIZE = 50
 LOG_LINES = 400
 LOG_LEVELS = ("info", "warning", "error")
-SORTS = {
-    "name": ("name", "id"),
-    "-name": ("-name", "id"),
-    "created": ("created_at", "id"),
-    "-created": ("-created_at", "id"),
-    "state": ("state", "-created_at", "id"),
-    "-state": ("-state", "-created_at", "id"),
-}
 LEDGER = ("kept_right", "kept_wrong", "kept_truncated", "not_selected", "equal_reward", "too_few", "ungraded")
 
 
@@ -47,71 +38,27 @@ class Spark:
 
 @dataclass(frozen=True)
 class RunCard:
-    run: Run
+    """A row of the home page: the run, its small lines and the half-width of its newest held-out average."""
+
+    run: RunRow
     sparks: list[Spark]
-    average: float | None
     half_width: float | None
 
 
-@dataclass(frozen=True)
-class RunsPage:
-    rows: list[Run]
-    number: int
-    has_next: bool
-
-
-def page_of_runs(project: Project, *, state: str, text: str, sort: str, number: int) -> RunsPage:
-    found = Run.objects.filter(project=project, archived_at=None).select_related("created_by").defer("recipe")
-    if state in RunState.values:
-        found = found.filter(state=state)
-    elif state == "active":
-        found = found.filter(state__in=ACTIVE_STATES | {RunState.QUEUED})
-    if text:
-        found = found.filter(Q(name__icontains=text) | Q(doing__icontains=text))
-    start = (number - 1) * PAGE_SIZE
-    rows = list(found.order_by(*SORTS.get(sort, SORTS["-created"]))[start : start + PAGE_SIZE + 1])
-    return RunsPage(rows[:PAGE_SIZE], number, len(rows) > PAGE_SIZE)
-
-
-def running(project: Project) -> list[RunCard]:
-    runs = list(_runs(project).filter(state__in=ACTIVE_STATES | {RunState.QUEUED}).order_by("-created_at")[:12])
-    return cards(runs)
-
-
-def needing_attention(project: Project) -> list[Run]:
-    """Runs that ended badly and have no newer clone, newest first."""
-    bad = _runs(project).filter(state__in=ATTENTION_STATES, children=None)
-    return list(bad.order_by("-state_since")[:6])
-
-
-def finished(project: Project) -> list[RunCard]:
-    runs = list(_runs(project).filter(state__in=TERMINAL_STATES).order_by("-state_since", "id")[:8])
-    return cards(runs, sparks=False)
-
-
-def _runs(project: Project) -> QuerySet[Run]:
-    return Run.objects.filter(project=project, archived_at=None).defer("recipe")
-
-
-def cards(runs: list[Run], *, sparks: bool = True) -> list[RunCard]:
-    names = ["eval/avg", "eval/half_width", *(name for name, _ in SPARKS if sparks)]
+def cards(rows: list[RunRow], *, sparks: bool = True) -> list[RunCard]:
+    names = ["eval/half_width", *(name for name, _ in SPARKS if sparks)]
     series: dict[tuple[UUID, str], list[float]] = defaultdict(list)
-    points = MetricPoint.objects.filter(run_id__in=[r.pk for r in runs], name__in=names)
-    for run_id, name, value in points.order_by("stage", "step").values_list("run_id", "name", "value"):
+    found = MetricPoint.objects.filter(run_id__in=[row.id for row in rows], name__in=names)
+    for run_id, name, value in found.order_by("stage", "step").values_list("run_id", "name", "value"):
         series[run_id, name].append(value)
     return [
         RunCard(
-            run,
-            [spark(label, series[run.pk, name]) for name, label in SPARKS] if sparks else [],
-            _last(series[run.pk, "eval/avg"]),
-            _last(series[run.pk, "eval/half_width"]),
+            row,
+            [spark(label, series[row.id, name]) for name, label in SPARKS] if sparks else [],
+            next(iter(series[row.id, "eval/half_width"][-1:]), None),
         )
-        for run in runs
+        for row in rows
     ]
-
-
-def _last(values: list[float]) -> float | None:
-    return values[-1] if values else None
 
 
 def spark(label: str, values: list[float]) -> Spark:
@@ -126,21 +73,11 @@ def spark(label: str, values: list[float]) -> Spark:
     return Spark(label, " ".join(at), finite[-1])
 
 
-def latest(run: Run, names: Iterable[str]) -> dict[str, float]:
-    """The newest value of each metric the run has."""
-    rows = MetricPoint.objects.filter(run=run, name__in=list(names)).order_by("name", "-stage", "-step")
-    return dict(rows.distinct("name").values_list("name", "value"))
-
-
-def points(run: Run, since: int) -> dict[str, list[list[Any]]]:
-    """[stage, step, value] of every charted metric that came after revision `since`; non-finite as words."""
-    found: dict[str, list[list[Any]]] = defaultdict(list)
-    rows = MetricPoint.objects.filter(run=run, revision__gt=since, name__in=CHART_METRICS)
-    for name, stage, step, value in rows.order_by("name", "stage", "step").values_list(
-        "name", "stage", "step", "value"
-    ):
-        found[name].append([stage, step, encode_number(value)])
-    return found
+def points(run: Run, since: int) -> tuple[int, dict[str, list[list[Any]]]]:
+    """The revision, and [stage, step, value] of the charted metrics that came after `since`; non-finite as words."""
+    found = read_series(run, CHART_METRICS, since=since)
+    by_name = {s.name: [[p.stage, p.step, encode_number(p.value)] for p in s.points] for s in found.series if s.points}
+    return found.revision, by_name
 
 
 STEP_METRICS = {
@@ -211,7 +148,7 @@ class Tiles:
 
 
 def tiles(run: Run) -> Tiles:
-    now = latest(
+    now = latest_values(
         run,
         (
             "eval/half_width",

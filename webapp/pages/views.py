@@ -12,8 +12,9 @@ from webapp.accounts.models import Role
 from webapp.pages import queries
 from webapp.pages.current import SESSION_KEY, current_project
 from webapp.runs.models import RunState
+from webapp.runs.queries import attention_runs, newest_results, running_runs, runs_page
 
-COLUMNS = (("name", "run"), ("state", "state"), ("created", "launched"))
+COLUMNS = (("name", "run"), ("state", "state"), ("created", "launched"), ("step", "step"))
 
 
 @login_required
@@ -25,9 +26,9 @@ def home(request: HttpRequest) -> HttpResponse:
     context = {
         "project": project,
         "place": "home",
-        "running": queries.running(project),
-        "attention": queries.needing_attention(project),
-        "finished": queries.finished(project),
+        "running": queries.cards(running_runs(project)),
+        "attention": attention_runs(project),
+        "finished": queries.cards(newest_results(project), sparks=False),
         "may_launch": has_role(request.user, project, Role.OPERATOR),
     }
     return render(request, "pages/_home_body.html" if request.htmx else "pages/home.html", context)
@@ -43,12 +44,12 @@ def runs(request: HttpRequest) -> HttpResponse:
     text = request.GET.get("q", "")[:100].replace("\x00", "")
     sort = request.GET.get("sort", "-created")
     number = request.GET.get("page", "1")
-    page = queries.page_of_runs(
+    page = runs_page(
         project,
         state=state,
         text=text,
         sort=sort,
-        number=min(max(int(number), 1), 10_000) if number.isdigit() and len(number) < 6 else 1,
+        page=min(max(int(number), 1), 10_000) if number.isdigit() and len(number) < 6 else 1,
     )
     kept = {k: v for k, v in (("q", text), ("state", state)) if v}
     context = {
@@ -60,7 +61,7 @@ def runs(request: HttpRequest) -> HttpResponse:
         "sort": sort,
         "states": RunState.values,
         "columns": [_column(key, label, sort, kept) for key, label in COLUMNS],
-        "here": urlencode(kept | {"sort": sort, "page": page.number}),
+        "here": urlencode(kept | {"sort": sort, "page": page.page}),
         "query": urlencode(kept | {"sort": sort}),
     }
     return render(request, "pages/_runs_table.html" if request.htmx else "pages/runs.html", context)

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
@@ -62,9 +62,9 @@ def preview(request: HttpRequest) -> HttpResponse:
 def _draft_from_query(request: HttpRequest, project: Project) -> Draft:
     query = request.GET
     if run_id := query.get("from"):
-        run = get_run(request.user, _uuid(run_id))
-        tree = recipe_form.sparse(run.recipe)
-        return Draft(run.project, tree, parent=run, origin=f"clone of {run.name}")
+        parent = get_run(request.user, run_id)
+        tree = recipe_form.sparse(parent.recipe)
+        return Draft(parent.project, tree, parent=parent, origin=f"clone of {parent.name}")
     if checkpoint := query.get("evaluate"):
         run = launching.run_of_path(request.user, checkpoint)
         owner = run.project if run else project
@@ -83,7 +83,7 @@ def _draft_from_query(request: HttpRequest, project: Project) -> Draft:
 
 def _draft_from_post(request: HttpRequest, project: Project) -> Draft:
     data = request.POST
-    parent = get_run(request.user, _uuid(data["parent"])) if data.get("parent") else None
+    parent = get_run(request.user, data["parent"]) if data.get("parent") else None
     draft = Draft(
         parent.project if parent else project,
         {},
@@ -164,10 +164,3 @@ def _origin(draft: Draft) -> tuple[dict[str, Any] | None, str]:
             recipe, _ = recipe_form.validate(recipe_yaml.read(one.text))
             return (recipe.model_dump(mode="json") if recipe else None), one.name
     return None, ""
-
-
-def _uuid(text: str) -> uuid.UUID:
-    try:
-        return uuid.UUID(text)
-    except ValueError as problem:
-        raise Http404("no such run") from problem

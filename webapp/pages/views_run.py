@@ -54,6 +54,7 @@ def _render(request: HttpRequest, template: str, run: Run, tab: str, **more: Any
 @require_GET
 def overview(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
+    revision, points = queries.points(run, since=-1)
     return _render(
         request,
         "pages/run_overview.html",
@@ -64,8 +65,8 @@ def overview(request: HttpRequest, run_id: UUID) -> HttpResponse:
         chart_data={
             "charts": [c.as_json() for c in CHARTS],
             "stages": run.stages,
-            "revision": run.revision,
-            "points": queries.points(run, since=-1),
+            "revision": revision,
+            "points": points,
         },
         funnels=funnels_for_run(run),
     )
@@ -78,13 +79,9 @@ def data(request: HttpRequest, run_id: UUID) -> JsonResponse:
     run = get_run(request.user, run_id)
     text = request.GET.get("since", "")
     since = int(text) if text.lstrip("-").isdigit() and len(text) < 18 else -1
+    revision, points = queries.points(run, since=since)
     return JsonResponse(
-        {
-            "revision": run.revision,
-            "state": run.state,
-            "stages": run.stages,
-            "points": queries.points(run, since=since),
-        },
+        {"revision": revision, "state": run.state, "stages": run.stages, "points": points},
         json_dumps_params={"allow_nan": False},
     )
 

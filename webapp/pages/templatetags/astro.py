@@ -164,11 +164,7 @@ def until(value: datetime | None) -> SafeString | str:
         return MISSING
     seconds = (value - timezone.now()).total_seconds()
     left = f"{seconds:.0f} s left" if seconds > 0 else "over"
-    return format_html(
-        '<time datetime="{}" data-ago="until">{}</time>',
-        value.isoformat(),
-        f"{left:.0f} s left" if left > 0 else "over",
-    )
+    return format_html('<time datetime="{}" data-ago="until">{}</time>', value.isoformat(), left)
 
 
 @register.filter
@@ -178,6 +174,12 @@ def heat(entropy: Any, top: float = 2.0) -> str:
     if amount is None or not isfinite(amount):
         return "h0"
     return f"h{min(9, max(0, int(amount / float(top) * 10)))}"
+
+
+@register.filter
+def stage_weight(stage: dict[str, Any]) -> int:
+    """Width of a stage in the strip: RL by its steps; the others are short and stay legible."""
+    return stage["steps"] if stage["kind"] == "rl" else 6
 
 
 @register.filter

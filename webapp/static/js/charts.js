@@ -80,37 +80,43 @@ const escapeText = (text) => String(text).slice(0, 40).replace(/&/g, "&amp;").re
 function layout(spec) {
   const muted = token("muted"), grid = token("line");
   const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickfont: { size: 10, color: muted }, fixedrange: false };
-  const many = spec.series.filter((s) => points.get(s.metric)?.size).length > 1;
   return {
-    uirevision: spec.key, autosize: true, margin: { l: 42, r: 8, t: many ? 4 : 8, b: 22 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: token("sans"), size: 11, color: token("ink") }, hovermode: "x unified", showlegend: many,
+    uirevision: spec.key, autosize: true, margin: { l: 42, r: 8, t: 8, b: 22 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: token("sans"), size: 11, color: token("ink") }, hovermode: "x unified", showlegend: false,
     hoverlabel: { bgcolor: token("panel"), bordercolor: grid, font: { size: 11, color: token("ink") } },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 10, color: muted }, bgcolor: "rgba(0,0,0,0)", itemsizing: "constant" },
     xaxis: { ...axis, showgrid: false, tickformat: "d", nticks: 6 },
     yaxis: { ...axis, rangemode: "tozero", nticks: 5, tickformat: spec.share ? ".0%" : "" },
     ...borders(spec),
   };
 }
 
-const figure = (value, spec) => (typeof value !== "number" ? value : spec.share ? `${(value * 100).toFixed(1)} %` : Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(3));
+const figure = (value, spec) => (typeof value !== "number" ? value : spec.share ? `${(value * 100).toFixed(1)} %` : Number.isInteger(value) ? String(value) : Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(3));
 
+// Legend and summary in one: what each line is and its newest number.
 function summarize(chart) {
-  const parts = chart.spec.series.map((one) => {
-    const { rows } = series(one.metric);
-    const newest = rows.at(-1);
-    return newest ? `${one.label} ${figure(newest.value, chart.spec)}` : null;
-  }).filter(Boolean);
-  const step = Math.max(...chart.metrics.flatMap((m) => series(m).x).concat(0));
-  return parts.length ? `${chart.spec.x} ${step}: ${parts.join(" · ")}${chart.spec.unit ? ` ${chart.spec.unit}` : ""}` : "";
+  const { spec } = chart;
+  const newest = spec.series.map((one) => [one, series(one.metric).rows.at(-1)]).filter(([, point]) => point);
+  const step = Math.max(...newest.map(([, point]) => point.step));
+  const line = document.createDocumentFragment();
+  line.append(`${spec.x} ${step}`);
+  for (const [one, point] of newest) {
+    const key = Object.assign(document.createElement("i"), { className: one.dash ? "key dashed" : "key" });
+    key.style.color = `var(--${one.color})`;
+    const item = Object.assign(document.createElement("span"), { className: "item" });
+    const value = Object.assign(document.createElement("b"), { textContent: figure(point.value, spec) });
+    item.append(key, `${one.label} `, value);
+    line.append(" ", item);
+  }
+  if (spec.unit) line.append(` ${spec.unit}`);
+  return line;
 }
 
 async function draw(chart) {
   chart.dirty = false;
   const made = traces(chart.spec);
   if (!made.length) return;
-  const summary = summarize(chart);
-  chart.plot.setAttribute("aria-label", `${chart.spec.title}. ${summary}`);
-  if (chart.summary.textContent !== summary) chart.summary.textContent = summary;
+  chart.summary.replaceChildren(summarize(chart));
+  chart.plot.setAttribute("aria-label", `${chart.spec.title}. ${chart.summary.textContent}`);
   try {
     if (!window.Plotly) throw new Error("the chart library did not load");
     if (!chart.drawn) chart.plot.replaceChildren();

@@ -44,7 +44,7 @@ export class LiveRun {
 
   onMessage(message) {
     if (message.type === "live") return say("astro:live", message.chunks ?? []);
-    if (message.type === "error") { this.closed = true; return this.show("ended"); }
+    if (message.type === "refused") { this.closed = true; return this.show("ended"); }
     if (message.type === "pong") return;
     this.tries = 0;
     clearInterval(this.timers.poll);
