@@ -233,7 +233,7 @@ def sweep_stale(state_dir: Path) -> int:
                 killed += 1
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    for folder in (root, state_dir / "logs"):
+    for folder in (root, state_dir / "logs", *state_dir.glob("images/*/building-*")):
         shutil.rmtree(folder, ignore_errors=True)
     return killed
 

@@ -178,8 +178,12 @@ class Pool:
                 continue
             with contextlib.suppress(BoxError):
                 template = await Box.start(self.launcher, tier, cold=True)
-                await asyncio.sleep(IMAGE_SETTLE_S)
-                saved = await template.save_image()
+                try:
+                    await asyncio.sleep(IMAGE_SETTLE_S)
+                    saved = await template.save_image()
+                except asyncio.CancelledError:
+                    await template.close()
+                    raise
                 log.info("image of a %s box %s", tier, "saved" if saved else "not saved: replacements start cold")
 
     async def submit(self, call: ExecutionCall) -> Job:
