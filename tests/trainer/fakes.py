@@ -11,7 +11,10 @@ from trainer.rollout.engine import EngineError, FinishReason, Generation, OnToke
 from trainer.rollout.tool_calls import ParsedCall
 
 TINY_BASE = Path(__file__).parents[2] / "models" / "tiny-base"
-CALL = '</reason>\n<tool_call>\n{{"name": "python_code_with_standard_io", "arguments": {{"code": "{code}"}}}}\n</tool_call>'
+CALL = (
+    "</reason>\n<tool_call>\n"
+    '{{"name": "python_code_with_standard_io", "arguments": {{"code": "{code}"}}}}\n</tool_call>'
+)
 ANSWER = "done</reason>\n<answer>\n\\boxed{{{answer}}}\n</answer>"
 
 

@@ -1,0 +1,31 @@
+"""A grader process that obeys its answers. In a file of its own, for a spawned process imports it afresh."""
+
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from trainer.reward.pool import READY
+
+
+def serve_by_script(pipe: Connection) -> None:
+    """A worker that obeys its answers: hang, die, be slow, or say right."""
+    pipe.send(READY)
+    while True:
+        try:
+            answer, _ = pipe.recv()
+        except EOFError:
+            return
+        match answer.partition(" "):
+            case "hang", _, _:
+                time.sleep(3600)
+            case "die", _, _:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "die-once", _, path:
+                if not os.path.exists(path):
+                    Path(path).touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            case "slow", _, _:
+                time.sleep(0.1)
+        pipe.send(True)
