@@ -122,9 +122,9 @@ def test_series_since_a_revision_is_only_what_is_new(driver: Driver, victor: Use
     client = as_user(victor)
     driver.post(driver.metrics(1, policy__loss=0.5))
     first = _series(client, driver.run, names="policy/loss")
-    assert _series(client, driver.run, names="policy/loss", since=first["revision"])["series"]["policy/loss"][
-        "step"
-    ] == []
+    assert (
+        _series(client, driver.run, names="policy/loss", since=first["revision"])["series"]["policy/loss"]["step"] == []
+    )
     driver.post(driver.metrics(2, policy__loss=0.25))
     second = _series(client, driver.run, names="policy/loss", since=first["revision"])
     assert second["series"]["policy/loss"]["step"] == [2]

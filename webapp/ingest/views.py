@@ -4,7 +4,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.http import HttpRequest
-from ninja import Router
+from ninja import Router, Status
 from ninja.errors import HttpError
 from ninja.security import HttpBearer
 from pydantic import ValidationError
@@ -41,7 +41,7 @@ def post_events(request: HttpRequest, run_id: UUID) -> IngestReply:
 
 
 @router.post("/runs/{uuid:run_id}/live", auth=RunToken(), response={204: None}, summary="Show live tokens")
-def post_live(request: HttpRequest, run_id: UUID) -> tuple[int, None]:
+def post_live(request: HttpRequest, run_id: UUID) -> Status:
     """Ephemeral: passed on while somebody watches, never stored."""
     try:
         batch = LiveBatch.model_validate_json(_read(request))
@@ -49,7 +49,7 @@ def post_live(request: HttpRequest, run_id: UUID) -> tuple[int, None]:
         raise HttpError(422, f"not a LiveBatch: {error.errors(include_url=False)[0]['msg']}") from None
     if is_watched(run_id):
         send_live(run_id, [chunk.model_dump(mode="json") for chunk in batch.chunks])
-    return 204, None
+    return Status(204, None)
 
 
 def _read(request: HttpRequest) -> bytes:

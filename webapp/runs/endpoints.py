@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Body, Router
+from ninja import Body, Router, Status
 from ninja.errors import HttpError
 
 from contracts.events import Number, encode_number
@@ -35,13 +35,13 @@ def launch_run(
     request: HttpRequest,
     slug: str,
     recipe: dict[str, Any] = Body(...),  # noqa: B008 - ninja's way
-) -> tuple[int, dict[str, Any]]:
+) -> Status:
     project = get_project(request.user, slug, Role.OPERATOR)
     try:
         run = actions.create_run(project, request.user, recipe)
     except RecipeInvalid as error:
-        return 422, {"errors": error.errors}
-    return 201, {"id": str(run.pk), "state": run.state}
+        return Status(422, {"errors": error.errors})
+    return Status(201, {"id": str(run.pk), "state": run.state})
 
 
 @router.get("/runs/{uuid:run_id}/summary", summary="State, stages and tiles")
