@@ -144,19 +144,25 @@ def steps_of_run(run: Run, before: tuple[int, int] | None = None) -> list[dict[s
     )
 
 
+def training_step(run: Run, step: int) -> StepKey | None:
+    rows = Trajectory.objects.filter(run=run, step=step, is_evaluation=False)
+    stage = rows.order_by("-stage").values_list("stage", flat=True).first()
+    return None if stage is None else StepKey(run, stage, step, False)
+
+
 def ledger_of(key: StepKey) -> Ledger | None:
     """None when nothing of the step is stored."""
     found = key.rows().aggregate(
         generated=Count("pk"),
         right=Count("pk", filter=Q(reward__gt=0)),
         wrong=Count("pk", filter=Q(reward__lte=0)),
-        ungraded=Count("pk", filter=Q(reward__isnull=True)),
+        no_reward=Count("pk", filter=Q(reward__isnull=True)),
         **{d.value: Count("pk", filter=Q(decision=d.value)) for d, _ in DECISIONS},
     )
     if not found["generated"]:
         return None
     lines = _lines(Counter({d.value: found[d.value] for d, _ in DECISIONS}))
-    return Ledger(lines, found["generated"], found["right"], found["wrong"], found["ungraded"])
+    return Ledger(lines, found["generated"], found["right"], found["wrong"], found["no_reward"])
 
 
 def groups_of(key: StepKey, after: str = "") -> tuple[list[Group], str]:

@@ -10,7 +10,8 @@ _IS = {"is_evaluation": True}
 _IS_NOT = {"is_evaluation": False}
 
 urlpatterns = [
-    path("runs/<uuid:run_id>/steps/", views.steps, name="steps"),
+    path("runs/<uuid:run_id>/rollouts/", views.steps, name="steps"),
+    path("runs/<uuid:run_id>/steps/<int:step>/", views.training_step, name="step"),
     path(_STEP, views.step, _IS_NOT, name="step"),
     path(f"{_STEP}group/", views.group, _IS_NOT, name="group"),
     path(_EVALUATION, views.step, _IS, name="evaluation"),

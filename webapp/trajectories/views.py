@@ -3,7 +3,7 @@ from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.views.decorators.http import require_safe
 
 from contracts.trajectory import TrajectoryRow
@@ -29,6 +29,16 @@ def steps(request: HttpRequest, run_id: UUID) -> HttpResponse:
     ]
     context = {"run": run, "project": run.project, "place": "runs", "rows": rows, "more": more, "is_first": not before}
     return render(request, "trajectories/steps.html", context)
+
+
+@login_required
+@require_safe
+def training_step(request: HttpRequest, run_id: UUID, step: int) -> HttpResponse:
+    """RL steps are counted over the stages of a run, so the number alone names one."""
+    key = queries.training_step(get_run(request.user, run_id), step)
+    if key is None:
+        raise Http404("nothing of this step is stored yet")
+    return redirect(key.url)
 
 
 @login_required
