@@ -4,6 +4,8 @@ Not a member: `Http404`, so that a stranger cannot learn that the thing exists.
 A member without the role: `PermissionDenied`.
 """
 
+from typing import TypeAlias
+
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -11,7 +13,7 @@ from django.http import Http404
 
 from webapp.accounts.models import Membership, Project, Role
 
-AnyUser = AbstractBaseUser | AnonymousUser
+AnyUser: TypeAlias = AbstractBaseUser | AnonymousUser
 
 
 def projects_of(user: AnyUser) -> QuerySet[Project]:

@@ -5,8 +5,10 @@ import uuid
 from django.conf import settings
 from django.db import models
 
+from webapp.choices import TextChoices
 
-class Role(models.TextChoices):
+
+class Role(TextChoices):
     """What a member may do; each role includes the ones before it."""
 
     VIEWER = "viewer"

@@ -34,6 +34,7 @@ class Parsed:
 
 def split_body(body: bytes, content_type: str) -> list[Any]:
     """The raw events of a JSON document `{"events": [...]}` or of NDJSON."""
+    items: Any
     try:
         if "ndjson" in content_type:
             items = [json.loads(line) for line in body.splitlines() if line.strip()]

@@ -36,7 +36,7 @@ def post_events(request: HttpRequest, run_id: UUID) -> IngestReply:
         items = split_body(body, request.content_type or "")
     except BodyInvalid as error:
         raise HttpError(400, str(error)) from None
-    attempt: Attempt = request.auth  # type: ignore[attr-defined]
+    attempt: Attempt = request.auth
     return ingest_events(run_id, attempt.number, items)
 
 

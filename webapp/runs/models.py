@@ -8,9 +8,10 @@ from django.db import models
 
 from contracts.events import DesiredState, LogLevel
 from webapp.accounts.models import Project
+from webapp.choices import TextChoices
 
 
-class RunState(models.TextChoices):
+class RunState(TextChoices):
     DRAFT = "draft"
     QUEUED = "queued"
     SUBMITTING = "submitting"
