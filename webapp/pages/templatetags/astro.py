@@ -188,6 +188,12 @@ def lookup(mapping: Any, key: Any) -> Any:
 
 
 @register.filter
+def visible(text: Any) -> str:
+    """A token as a word on its own: blanks and line ends can be seen."""
+    return clean(text).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
+
+
+@register.filter
 def clean(text: Any) -> str:
     """Control characters made visible: a NUL would cut the page for some readers."""
     return "".join(c if c in "\n\t" or ord(c) >= 32 else "\ufffd" for c in str(text))

@@ -90,7 +90,7 @@ function layout(spec) {
   };
 }
 
-const figure = (value, spec) => (typeof value !== "number" ? value : spec.share ? `${(value * 100).toFixed(1)} %` : Number.isInteger(value) ? String(value) : Math.abs(value) >= 100 ? value.toFixed(0) : value.toPrecision(3));
+const figure = (value, spec) => (typeof value !== "number" ? value : spec.share ? `${(value * 100).toFixed(1)} %` : Number.isInteger(value) ? String(value) : Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(3));
 
 // Legend and summary in one: what each line is and its newest number.
 function summarize(chart) {
@@ -104,7 +104,8 @@ function summarize(chart) {
     key.style.color = `var(--${one.color})`;
     const item = Object.assign(document.createElement("span"), { className: "item" });
     const value = Object.assign(document.createElement("b"), { textContent: figure(point.value, spec) });
-    item.append(key, `${one.label} `, value);
+    const half = one.error ? series(one.error).at.get(`${point.stage}:${point.step}`) : null;
+    item.append(key, `${one.label} `, value, half ? ` ± ${figure(half.value, spec)}` : "");
     line.append(" ", item);
   }
   if (spec.unit) line.append(` ${spec.unit}`);
