@@ -167,6 +167,14 @@ def edit(tree: Tree, operation: str) -> Tree:
     return {**tree, "stages": stages}
 
 
+def ordered(resolved: Tree) -> Tree:
+    """A stored recipe in the order of its class: jsonb keeps none. One that no longer holds stays as it is."""
+    try:
+        return Recipe.model_validate(resolved).model_dump(mode="json")
+    except ValidationError:
+        return resolved
+
+
 def sparse(resolved: Tree) -> Tree:
     """A resolved recipe without what equals the defaults: what a person would have written."""
     recipe = Recipe.model_validate(resolved)

@@ -158,7 +158,7 @@ def _preview(draft: Draft, recipe: Recipe | None, errors: dict[str, list[str]]) 
 def _origin(draft: Draft) -> tuple[dict[str, Any] | None, str]:
     """What the recipe is compared with: its parent run, else its preset."""
     if draft.parent is not None:
-        return draft.parent.recipe, draft.parent.name
+        return recipe_form.ordered(draft.parent.recipe), draft.parent.name
     for one in recipe_yaml.presets(settings.RECIPES_DIR):
         if one.key == draft.preset:
             recipe, _ = recipe_form.validate(recipe_yaml.read(one.text))

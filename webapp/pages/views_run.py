@@ -13,7 +13,7 @@ from django.views.decorators.http import require_GET, require_POST
 from webapp.accounts.access import has_role
 from webapp.accounts.models import Role
 from webapp.datasets.queries import funnels_for_run
-from webapp.pages import launching, queries, recipe_yaml
+from webapp.pages import launching, queries, recipe_form, recipe_yaml
 from webapp.pages.charts import CHARTS
 from webapp.runs import actions
 from webapp.runs.access import get_run
@@ -170,13 +170,15 @@ def logs(request: HttpRequest, run_id: UUID) -> HttpResponse:
 @require_GET
 def recipe(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
+    resolved = recipe_form.ordered(run.recipe)
+    before = recipe_form.ordered(run.parent.recipe) if run.parent else None
     return _render(
         request,
         "pages/run_recipe.html",
         run,
         "recipe",
-        yaml=recipe_yaml.write(run.recipe),
-        differs=recipe_yaml.differences(run.parent.recipe, run.recipe) if run.parent else [],
+        yaml="\n".join(line.text for line in recipe_yaml.lines(resolved, None)),
+        differs=recipe_yaml.differences(before, resolved) if before else [],
     )
 
 

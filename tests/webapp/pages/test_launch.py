@@ -109,6 +109,7 @@ def test_preview_shows_the_resolved_recipe_with_muted_defaults(world: World) -> 
 def test_clone_starts_from_the_run_and_shows_what_differs(world: World) -> None:
     client = world.client(world.operator)
     body = client.get(URL, {"from": str(world.run.pk)}).content.decode()
+    assert "Differences to" not in body  # nothing was changed yet
     assert "clone of smoke one" in body and f'name="parent" value="{world.run.pk}"' in body
     client.post(URL, FORM | {"parent": str(world.run.pk)})
     assert Run.objects.get(name="mine").parent == world.run
