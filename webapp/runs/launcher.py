@@ -79,7 +79,9 @@ class RayLauncher:
         if not reply.ok:
             raise LauncherUnavailable(f"Ray answered {reply.status_code}: {_message(reply)}")
         details = reply.json()
-        return JobReport(JobState(details["status"].lower()), (details.get("message") or "")[:2000])
+        # Ray appends the end of the log to its message; that is `log_tail`'s to show.
+        message = (details.get("message") or "").partition(", last available logs")[0]
+        return JobReport(JobState(details["status"].lower()), message[:500])
 
     def stop(self, job_id: str) -> None:
         """Ask Ray to end the job: SIGTERM, then SIGKILL. Only a later report says that it is gone."""
