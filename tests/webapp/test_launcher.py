@@ -33,7 +33,7 @@ class Dashboard(BaseHTTPRequestHandler):
         elif part == "logs":
             self._reply(200, {"logs": "x" * 9000 + "end"})
         else:
-            self._reply(200, {"status": self.jobs[name], "message": "a message, last available logs (truncated to 20,000 chars):\nx"})
+            self._reply(200, {"status": self.jobs[name], "message": "a message, last available logs (truncated):\nx"})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
