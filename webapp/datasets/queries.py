@@ -14,19 +14,19 @@ MAX_CHOICES = 200
 PAGE = 50
 
 
-def _choices(project: Project, use: Use) -> list[tuple[str, str]]:
+def _choices(project: Project, use: str) -> list[tuple[str, str]]:
     found = Dataset.objects.filter(project=project, archived_at__isnull=True, accepted__gt=0, use=use)
     return [(d.recipe_path, f"{d.name} · {d.accepted:,} problems") for d in found.order_by("-created_at")[:MAX_CHOICES]]
 
 
 def dataset_choices(project: Project) -> list[tuple[str, str]]:
     """(value for a recipe, label) of the newest data sets for training."""
-    return _choices(project, Use.TRAINING)
+    return _choices(project, Use.TRAINING.value)
 
 
 def benchmark_choices(project: Project) -> list[tuple[str, str]]:
     """(value for a recipe, label) of the newest benchmarks."""
-    return _choices(project, Use.BENCHMARK)
+    return _choices(project, Use.BENCHMARK.value)
 
 
 def funnels_for_run(run: Run) -> list[Funnel]:

@@ -167,10 +167,10 @@ def _csv_row(line: int, header: list[str], cells: list[str]) -> _Raw:
 
 def _judge(raw: _Raw) -> Accepted | Rejected:
     name = next((n for n in _PROBLEM_NAMES if raw.values.get(n) is not None), "")
-    if raw.reason is not None:
-        reason, detail = raw.reason, raw.detail
-    else:
-        reason, detail = _fault_of_problem(raw.values, name) or _fault_of_answer(raw.values) or (None, "")
+    fault: tuple[Reason | None, str] = (raw.reason, raw.detail)
+    if raw.reason is None:
+        fault = _fault_of_problem(raw.values, name) or _fault_of_answer(raw.values) or (None, "")
+    reason, detail = fault
     answer = parse_answer(raw.values.get("answer"))
     if reason is not None or answer is None:
         return Rejected(raw.line, reason or Reason.NON_INTEGER, clean_text(detail), clean_text(raw.text))

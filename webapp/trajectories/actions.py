@@ -24,7 +24,7 @@ def _seq(payload: tuple[int, Trajectories]) -> int:
 def _to_row(run: Run, attempt: int, index: TrajectoryIndex) -> dict[str, Any]:
     row = index.model_dump(mode="json", exclude={"grade"})
     grade = index.grade
-    is_graded = isinstance(grade, Graded)
+    graded, ungraded = (grade, None) if isinstance(grade, Graded) else (None, grade)
     return {
         **row,
         "run_id": str(run.pk),
@@ -32,7 +32,7 @@ def _to_row(run: Run, attempt: int, index: TrajectoryIndex) -> dict[str, Any]:
         "is_evaluation": index.decision is Decision.EVALUATION,
         "stage_name": index.stage_name[:60],
         "shard": index.shard[:400],
-        "reward": grade.reward if is_graded else None,
-        "ungraded_reason": "" if is_graded else grade.reason.value,
-        "ungraded_detail": "" if is_graded else grade.detail[:2000],
+        "reward": graded.reward if graded else None,
+        "ungraded_reason": ungraded.reason.value if ungraded else "",
+        "ungraded_detail": ungraded.detail[:2000] if ungraded else "",
     }

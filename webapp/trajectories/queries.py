@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlencode
 
 from django.db.models import Avg, Count, F, Q, QuerySet
@@ -123,7 +124,7 @@ def trajectory_for(user: AnyUser, pk: int) -> Trajectory:
     return found
 
 
-def steps_of_run(run: Run, before: tuple[int, int] | None = None) -> list[dict[str, object]]:
+def steps_of_run(run: Run, before: tuple[int, int] | None = None) -> list[dict[str, Any]]:
     """Steps with stored trajectories, newest first, each with its counts. `before`: (stage, step), exclusive."""
     rows = Trajectory.objects.filter(run=run)
     if before is not None:

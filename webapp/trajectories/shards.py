@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -52,7 +53,7 @@ def read_row(run_id: UUID, shard: str, row: int) -> TrajectoryRow:
         raise ShardError(f"row {row} of {shard} is not a trajectory: {_first_line(error)}") from error
 
 
-def _read(path: Path, row: int) -> dict[str, object]:
+def _read(path: Path, row: int) -> dict[str, Any]:
     with pq.ParquetFile(path) as file:
         offset = row
         for group in range(file.num_row_groups):
