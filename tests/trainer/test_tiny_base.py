@@ -118,8 +118,13 @@ def test_learning_rate_warms_up_and_falls_by_a_cosine() -> None:
     assert learning_rate(settings, 110) == pytest.approx(0.0)
 
 
-def test_a_short_pretraining_lowers_the_loss_and_is_repeatable(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(1)
+def test_the_recipe_makes_the_committed_tokenizer_again(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert build_tokenizer(PretrainSettings.seed).get_vocab() == tokenizer.get_vocab()
+
+
+def test_a_short_pretraining_lowers_the_loss_and_is_repeatable(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
     settings = PretrainSettings(steps=8, batch_tokens=512, warmup_steps=2)
     torch.set_num_threads(1)
     runs = [train(build_model(tokenizer, 1), tokenizer, settings, tmp_path) for _ in range(2)]
