@@ -21,12 +21,12 @@ def _choices(project: Project, use: str) -> list[tuple[str, str]]:
 
 def dataset_choices(project: Project) -> list[tuple[str, str]]:
     """(value for a recipe, label) of the newest data sets for training."""
-    return _choices(project, Use.TRAINING.value)
+    return _choices(project, Use.TRAINING)
 
 
 def benchmark_choices(project: Project) -> list[tuple[str, str]]:
     """(value for a recipe, label) of the newest benchmarks."""
-    return _choices(project, Use.BENCHMARK.value)
+    return _choices(project, Use.BENCHMARK)
 
 
 def funnels_for_run(run: Run) -> list[Funnel]:
