@@ -75,7 +75,7 @@ class Chat:
 
     def text(self, ids: Sequence[int]) -> str:
         """Ids decoded together, special tokens shown."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Each id decoded alone; bytes that are no character alone become U+FFFD."""

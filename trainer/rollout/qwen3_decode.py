@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 CHUNK = 512  # tokens of a row fed at once: bounds the attention mask of a long prompt
 KEY_MULTIPLE = 16  # keys are read in whole vectors, so sums do not depend on the longest row of the batch
@@ -25,7 +25,7 @@ class Qwen3Decode:
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
-        self.head_dim: int = config.head_dim
+        self.head_dim = int(config.head_dim or config.hidden_size // config.num_attention_heads)
         self.max_context = max_context
         with torch.inference_mode():
             positions = torch.arange(max_context + KEY_MULTIPLE)[None]
@@ -103,7 +103,7 @@ class Qwen3Decode:
         return hidden + F.linear(x, mlp.down_proj.weight)
 
 
-def _rms(x: Tensor, norm: torch.nn.Module) -> Tensor:
+def _rms(x: Tensor, norm: Qwen3RMSNorm) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
