@@ -24,7 +24,7 @@ class Qwen3Decode:
         self.model = model
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads
+        self.kv_heads = int(config.num_key_value_heads or config.num_attention_heads)
         self.head_dim = int(config.head_dim or config.hidden_size // config.num_attention_heads)
         self.max_context = max_context
         with torch.inference_mode():
