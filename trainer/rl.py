@@ -190,7 +190,7 @@ def _evaluate(context: "RunContext", index: int, stage: RlStage, *, step: int) -
     sampling = Sampling(**(stage.sampling.model_dump() | {"temperature": EVALUATION_TEMPERATURE}))
     plan = Plan(index, stage.name, step, f"step-{step:05d}", EVALUATION_SAMPLES, sampling)
     result = evaluate_policy(context, held_out, plan)
-    values = {}
+    values: dict[str, float] = {}
     if result.avg is not None:
         values |= {"eval/avg": result.avg.value, "eval/half_width": result.avg.half_width}
     if result.tool_error_ratio_right is not None:

@@ -27,6 +27,8 @@ class OwnEngine(Engine, Protocol):
 
     def set_version(self, version: int) -> None: ...
 
+    async def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Occasion:

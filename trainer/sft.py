@@ -87,9 +87,9 @@ def _known_problems(
             "out and start from a model that has been fine-tuned (recipe field 'model'), e.g. a checkpoint of the "
             "demo run; curate, rl and evaluate work on your own problems."
         )
-    seen: set[str] = set()
     source = generate_source(context.recipe.seed, curate_index, curate)
-    return [p for p in source if p.id in kept and isinstance(p.answer, int) and not (p.id in seen or seen.add(p.id))]
+    first = {p.id: p for p in reversed(source) if p.id in kept and isinstance(p.answer, int)}
+    return [first[p.id] for p in source if first.get(p.id) is p]
 
 
 def _pick(count: int, size: int, step: int, seed: int) -> list[int]:

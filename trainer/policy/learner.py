@@ -12,7 +12,7 @@ from transformers import Qwen3ForCausalLM
 from contracts.recipe import RlStage
 from trainer.algorithm.loss import Clip, LossInputs, LossTerms, make_weights, policy_loss
 from trainer.algorithm.packing import Row
-from trainer.policy.model import compute_logprobs, score_rows
+from trainer.policy.model import MICRO_BATCH_TOKENS, compute_logprobs, score_rows
 from trainer.policy.optimizer import apply_update
 
 
@@ -74,7 +74,7 @@ def accumulate_gradients(
     *,
     update: Sequence[int],
     stage: RlStage,
-    token_budget: int = 8192,
+    token_budget: int = MICRO_BATCH_TOKENS,
 ) -> list[LossTerms]:
     """Backward over the micro-batches of one update; the gradients do not depend on the split."""
     lengths = [sum(s.row.mask) for s in samples]
