@@ -55,7 +55,7 @@ def _run(recipe: Recipe, options: argparse.Namespace) -> Outcome:
     run = os.environ.get("ASTROLABE_RUN_ID") or options.out.resolve().name
     attempt = os.environ.get("ASTROLABE_ATTEMPT")
     reporter = Reporter(options.out, run, attempt=int(attempt) if attempt else None, target=_read_target(run))
-    signal.signal(signal.SIGTERM, lambda *_: reporter.request_stop())
+    _stop_on_signals(reporter)
     places = Places(options.out.resolve(), options.artifacts, PROJECT)
     urls = [url.strip() for url in os.environ.get("SANDBOX_URLS", DEFAULT_SANDBOX).split(",") if url.strip()]
     try:
@@ -71,6 +71,17 @@ def _run(recipe: Recipe, options: argparse.Namespace) -> Outcome:
         reporter.close()
     _log.info("the run %s; everything is in %s", outcome.value, options.out)
     return outcome
+
+
+def _stop_on_signals(reporter: Reporter) -> None:
+    """SIGTERM and the first Ctrl-C ask for a stop at the next safe point; the second Ctrl-C does not wait."""
+
+    def ask(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        reporter.request_stop()
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, ask)
 
 
 def _read_target(run: str) -> Target | None:

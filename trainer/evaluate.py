@@ -1,6 +1,5 @@
 """Evaluation: k samples a problem of a checkpoint, as a leaderboard row or as a point on the held-out chart."""
 
-import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from contracts.events import EvaluationFinished, StageProgress
+from contracts.events import EvaluationFinished, LogLevel, StageProgress
 from contracts.recipe import EvaluateStage, Sampling
 from contracts.scoring import Estimate, avg_at_k, pass_at_k
 from contracts.trajectory import Decision
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from trainer.pipeline import RunContext
 
 HELD_OUT = "held_out"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def run_evaluate(context: "RunContext", index: int, stage: EvaluateStage) -> Non
             context, problems, Plan(index, stage.name, number, f"{number}-{label}", stage.k, stage.sampling)
         )
         avg = f"{result.avg.value:.3f} ± {result.avg.half_width:.3f}" if result.avg else "ungraded"
-        _log.info("%s: %s avg@%d %s", stage.name, label, stage.k, avg)
+        context.reporter.log(LogLevel.INFO, f"{stage.name}: {label} avg@{stage.k} {avg}")
         context.reporter.emit(_make_event(context, index, stage, number=number, checkpoint=folder, result=result))
     context.restore_policy()
 

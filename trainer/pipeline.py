@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import platform
 import subprocess
 import time
@@ -42,12 +41,11 @@ from trainer.rollout.torch_engine import TorchEngine
 from trainer.rollout.trajectory import Trajectory
 from trainer.sampler import Sampler, Stopped
 from trainer.sft import run_sft
-from trainer.store import Places, write_atomically, write_shard
+from trainer.store import Places, clean_text, write_atomically, write_shard
 
 RECIPE_FILE = "resolved_recipe.json"
 MAX_BATCH = 256
 MAX_PROMPT_TOKENS = 512  # room the engine's context leaves for the prompt, beside the longest response
-_log = logging.getLogger(__name__)
 
 
 class RunRefused(Exception):
@@ -156,6 +154,7 @@ class RunContext:
         if has_optimizer(newest.path):
             load_optimizer(self.policy.model, self.policy.optimizer, newest.path)
         self.sampler.engine.set_version(self.policy.version)
+        self.saved_at = (newest.counters.stage, newest.counters.stage_step)
         return newest
 
     def store_trajectories(
@@ -208,8 +207,7 @@ def run_pipeline(
     except Exception as error:  # noqa: BLE001  the one place where a run's failure is recorded
         reason = f"{type(error).__name__}: {error}"
         reporter.log(LogLevel.ERROR, traceback.format_exc())
-    reporter.emit(RunEnded(outcome=outcome, reason=reason[:2000], steps=steps))
-    reporter.sync()
+    reporter.end(RunEnded(outcome=outcome, reason=clean_text(reason)[:2000], steps=steps))
     return outcome
 
 
@@ -268,12 +266,12 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
 def _run_stages(context: RunContext) -> None:
     for index, stage in enumerate(context.recipe.stages):
         if _is_finished(context, index):
-            _log.info("stage %s is finished already", stage.name)
+            context.reporter.log(LogLevel.INFO, f"stage {stage.name} is finished already")
             continue
         if context.reporter.should_stop:
             raise Stopped
         started = time.monotonic()
-        _log.info("stage %s (%s) begins", stage.name, stage.kind)
+        context.reporter.log(LogLevel.INFO, f"stage {stage.name} ({stage.kind}) begins")
         context.reporter.doing = stage.name
         context.reporter.emit(
             StageStarted(
@@ -289,7 +287,7 @@ def _run_stages(context: RunContext) -> None:
         context.reporter.emit(StageFinished(stage=index, name=stage.name, duration_s=duration))
         context.reporter.sync()
         context.write(_done_file(index), json.dumps({"name": stage.name, "duration_s": duration}).encode())
-        _log.info("stage %s finished after %.1f s", stage.name, duration)
+        context.reporter.log(LogLevel.INFO, f"stage {stage.name} finished after {duration:.1f} s")
 
 
 def _run_stage(context: RunContext, index: int, stage: AnyStage) -> None:

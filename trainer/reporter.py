@@ -14,6 +14,7 @@ from contracts.events import (
     LogLevel,
     Metrics,
     Payload,
+    RunEnded,
     Trajectories,
     encode_number,
 )
@@ -97,6 +98,13 @@ class Reporter:
             self._live.put(chunk)
 
     def sync(self) -> None:
+        self.journal.sync()
+
+    def end(self, ending: RunEnded) -> None:
+        """The attempt's last event: no heartbeat follows it."""
+        self._closing.set()
+        self._pulse.join()
+        self.emit(ending)
         self.journal.sync()
 
     def close(self, wait_s: float = CLOSE_WAIT_S) -> None:

@@ -1,6 +1,5 @@
 """The RL stage: GRPO-RoC, one step after another, read top to bottom (rStar2-Agent 2.2, 4.3)."""
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from trainer.policy.optimizer import warmup_rate
 from trainer.rollout.agent import RolloutRequest
 from trainer.rollout.rows import Credit
 from trainer.rollout.trajectory import Problem, Trajectory
-from trainer.sampler import Occasion
+from trainer.sampler import Occasion, Stopped
 from trainer.seeds import derive_seed
 from trainer.store import train_shard
 
@@ -35,7 +34,6 @@ EVALUATION_TEMPERATURE = 0.6
 WATCHED_PROMPTS = 2
 SCREEN_CHUNK = 64
 SCREEN_FACTOR = 2  # at most so many times the problems the stage can use are screened for the hard subset
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -84,15 +82,22 @@ def run_rl(context: "RunContext", index: int, stage: RlStage) -> None:
         seconds = {"step": time.monotonic() - started, "generate": generated - started, "learn": learned - generated}
         values |= measure_time(seconds, sum(sum(t.mask) for t in trajectories))
         context.reporter.metrics(index, step, values)
-        _log.info(
-            "%s step %d  reward %.3f  kept %d  errors in right %.3f  %.1f s (generate %.1f, learn %.1f)",
-            *(stage.name, step, values.get("reward/mean", 0.0), len(kept)),
-            *(values.get("tools/error_ratio_right", 0.0), seconds["step"], seconds["generate"], seconds["learn"]),
-        )
+        context.reporter.log(LogLevel.INFO, _describe(stage.name, step, values))
         if stage.evaluate_every and stage_step % stage.evaluate_every == 0:
             _evaluate(context, index, stage, step=step)
         if stage_step == stage.steps or (stage.checkpoint_every and stage_step % stage.checkpoint_every == 0):
             context.save_checkpoint(index, stage, stage_step, is_stage_end=stage_step == stage.steps)
+
+
+def _describe(name: str, step: int, values: dict[str, float]) -> str:
+    """A step in one line."""
+    kept = values["ledger/kept_right"] + values["ledger/kept_wrong"] + values["ledger/kept_truncated"]
+    errors = values.get("tools/error_ratio_right")
+    return (
+        f"{name} step {step}  reward {values.get('reward/mean', 0.0):.3f}  kept {kept:.0f}  "
+        f"tool errors in right ones {'-' if errors is None else f'{errors:.3f}'}  {values['time/step_s']:.1f} s "
+        f"(generate {values['time/generate_s']:.1f}, learn {values['time/learn_s']:.1f})"
+    )
 
 
 def pick_prompts(problems: Sequence[Problem], count: int, stage_step: int, seed: int) -> list[Problem]:
@@ -120,7 +125,11 @@ def _sample(
         for number, problem in enumerate(prompts)
         for sample in range(stage.oversample)
     ]
-    return context.sampler.sample(requests, stage.sampling, Occasion(index, step, "rollouts"), context.reporter)
+    try:
+        return context.sampler.sample(requests, stage.sampling, Occasion(index, step, "rollouts"), context.reporter)
+    except Stopped:
+        context.save_checkpoint(index, stage, step - context.first_step(index))
+        raise
 
 
 def judge_groups(
@@ -196,7 +205,8 @@ def _evaluate(context: "RunContext", index: int, stage: RlStage, *, step: int) -
     if result.tool_error_ratio_right is not None:
         values["eval/tool_error_ratio_right"] = result.tool_error_ratio_right
     context.reporter.metrics(index, step, values)
-    _log.info("%s step %d  held-out avg@%d %.3f", stage.name, step, EVALUATION_SAMPLES, values.get("eval/avg", 0.0))
+    avg = f"{result.avg.value:.3f}" if result.avg else "ungraded"
+    context.reporter.log(LogLevel.INFO, f"{stage.name} step {step}  held-out avg@{EVALUATION_SAMPLES} {avg}")
 
 
 def hard_file(index: int) -> str:

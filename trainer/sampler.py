@@ -1,12 +1,14 @@
 """Rollouts for the stages: the engine over the learner's weights, the tool, the grader, on one asyncio loop."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from contracts.events import LiveChunk, StageProgress
 from contracts.recipe import Sampling
+from contracts.scoring import Ungraded
 from trainer.reporter import Reporter
 from trainer.rollout.agent import Grader, LiveTokens, RolloutRequest, Rollouts, Tool
 from trainer.rollout.chat import Chat
@@ -15,11 +17,16 @@ from trainer.rollout.engine import Engine
 from trainer.rollout.trajectory import Trajectory
 
 MAX_LIVE_TOKENS = 512
+MAX_UNGRADED_SHARE = 0.5
 _T = TypeVar("_T")
 
 
 class Stopped(Exception):
     """The run was asked to stop; raised at a safe point and recorded as cancelled."""
+
+
+class InfrastructureDown(Exception):
+    """Most rollouts failed for a reason of ours; the message says which."""
 
 
 class OwnEngine(Engine, Protocol):
@@ -65,7 +72,20 @@ class Sampler:
         trajectories = self._runner.run(collect(requests, rollouts, watch))
         if reporter.should_stop:
             raise Stopped
+        _require_grades(trajectories, occasion)
         return trajectories
+
+
+def _require_grades(trajectories: Sequence[Trajectory], occasion: Occasion) -> None:
+    """Learning from, or scoring, the minority that needed none of what is broken would mislead: stop instead."""
+    ungraded = [t.grade for t in trajectories if isinstance(t.grade, Ungraded)]
+    if len(ungraded) > MAX_UNGRADED_SHARE * len(trajectories):
+        reason, count = Counter(grade.reason.value for grade in ungraded).most_common(1)[0]
+        detail = next(grade.detail for grade in ungraded if grade.reason.value == reason)
+        raise InfrastructureDown(
+            f"{len(ungraded)} of {len(trajectories)} {occasion.what} of step {occasion.step} have no grade, "
+            f"{count} of them by {reason} ({detail[:300]}). Nothing was learned from them; resume when it is repaired"
+        )
 
 
 class _Progress:
@@ -85,6 +105,8 @@ class _Progress:
 
 
 def _forward(live: LiveTokens, reporter: Reporter, occasion: Occasion) -> None:
+    if not reporter.is_watched:
+        return
     for start in range(0, max(1, len(live.tokens)), MAX_LIVE_TOKENS):
         reporter.live(
             LiveChunk(

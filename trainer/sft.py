@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from contracts.events import LogLevel
 from contracts.recipe import CurateStage, SftStage
 from trainer.algorithm.packing import Row
 from trainer.curate import SYNTHETIC, generate_source, train_file
@@ -21,6 +22,7 @@ from trainer.seeds import derive_seed
 if TYPE_CHECKING:
     from trainer.pipeline import RunContext
 
+LOG_EVERY = 10  # steps between lines in the journal; the terminal gets each
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +48,11 @@ def run_sft(context: "RunContext", index: int, stage: SftStage) -> None:
         rate = cosine_rate(stage.learning_rate, step, stage.steps, stage.warmup_share)
         norm = apply_update(policy.optimizer, parameters, rate)
         context.reporter.metrics(index, step, {"sft/loss": loss, "sft/lr": rate, "sft/grad_norm": norm})
-        _log.info("%s %d/%d  loss %.4f  %.2f s", stage.name, step, stage.steps, loss, time.monotonic() - started)
+        text = f"{stage.name} {step}/{stage.steps}  loss {loss:.4f}  {time.monotonic() - started:.2f} s"
+        if step % LOG_EVERY == 0 or step == stage.steps:
+            context.reporter.log(LogLevel.INFO, text)
+        else:
+            _log.info("%s", text)
     policy.version += 1
     context.save_checkpoint(index, stage, stage.steps, is_stage_end=True)
 
@@ -75,7 +81,10 @@ def _make_rows(context: "RunContext", index: int) -> list[Row]:
     shown = demonstrations(problems, derive_seed(context.recipe.seed, "demonstrations", index), error_lines=lines)
     rows = [encode_demonstration(context.sampler.chat, d) for d in shown]
     limit = context.sampler.engine.max_context
-    return [row for row in rows if len(row.prompt_ids) + len(row.response_ids) <= limit]
+    fitting = [row for row in rows if len(row.prompt_ids) + len(row.response_ids) <= limit]
+    if not fitting:
+        raise DataError(f"none of {len(rows)} demonstrations fits into the model's {limit} tokens of context")
+    return fitting
 
 
 def _known_problems(

@@ -1,18 +1,21 @@
 """A whole run on a random tiny model: stages in order, every metric, a ledger that adds up, honest endings."""
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contracts.events import Outcome
+from contracts.events import Event, LogLevel, Outcome, RunEnded
 from contracts.metrics import METRICS
 from contracts.recipe import CurateStage
+from contracts.scoring import Ungraded, UngradedReason
 from contracts.trajectory import Decision
-from tests.trainer.pipeline_run import RL, STAGES, TinyRun
+from tests.trainer.pipeline_run import RL, STAGES, TinyRun, collect_and_grade_by_ids
 from trainer.__main__ import RecipeError, load_recipe, main
 from trainer.pipeline import RunRefused, check_recipe
+from trainer.reporter import Reporter
 from trainer.rl import pick_prompts
 from trainer.rollout.trajectory import Problem
 from trainer.store import read_row
@@ -123,11 +126,38 @@ def test_a_failure_is_recorded_with_its_reason(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("trainer.pipeline.run_curate", _fail)
     assert run.start() is Outcome.FAILED
     assert run.payloads("run_ended")[0].reason == "ValueError: no luck"
-    assert "Traceback" in run.payloads("log")[0].text
+    errors = [p.text for p in run.payloads("log") if p.level is LogLevel.ERROR]
+    assert len(errors) == 1
+    assert "Traceback" in errors[0]
 
 
 def _fail(context: object, index: int, stage: CurateStage) -> None:
     raise ValueError("no luck")
+
+
+def test_a_run_whose_rollouts_cannot_be_graded_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TinyRun(tmp_path / "h", monkeypatch, stages=[STAGES[0], RL])
+
+    async def leave_ungraded(requests: Any, rollouts: Any, watch: Any = None) -> Any:
+        trajectories = await collect_and_grade_by_ids(requests, rollouts, watch)
+        for trajectory in trajectories[:7]:
+            trajectory.grade = Ungraded(reason=UngradedReason.SANDBOX_UNAVAILABLE, detail="no node answers")
+        return trajectories
+
+    monkeypatch.setattr("trainer.sampler.collect", leave_ungraded)
+    assert run.start() is Outcome.FAILED
+    reason = run.payloads("run_ended")[0].reason
+    assert "7 of 12 rollouts of step 1 have no grade, 7 of them by sandbox_unavailable (no node answers)" in reason
+    assert not run.payloads("trajectories")
+
+
+def test_nothing_follows_the_end_of_an_attempt(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, "r", heartbeat_s=0.001)
+    reporter.end(RunEnded(outcome=Outcome.FINISHED))
+    time.sleep(0.05)
+    reporter.close()
+    last = (tmp_path / "events.jsonl").read_text().splitlines()[-1]
+    assert Event.model_validate_json(last).payload.kind == "run_ended"
 
 
 def test_sft_on_a_file_of_problems_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

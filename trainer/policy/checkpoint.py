@@ -75,14 +75,14 @@ class CheckpointStore:
         """`source` is the folder whose tokenizer files come along. Prunes older checkpoints afterwards."""
         name = f"stage-{counters.stage:02d}-{_slug(counters.stage_name)}-step-{counters.stage_step:06d}"
         final, draft = self.folder / name, self.folder / f".{name}"
-        for stale in (draft, final):
-            shutil.rmtree(stale, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         save_model(model, draft, source)
         if optimizer is not None:
             save_file(_optimizer_tensors(model, optimizer), draft / OPTIMIZER)
         (draft / STATE).write_text(json.dumps(asdict(counters), indent=1, sort_keys=True))
         _write_manifest(draft)
+        shutil.rmtree(final, ignore_errors=True)  # of a step that is done again after a resume
         os.replace(draft, final)
         _fsync(self.folder)
         checkpoint = Checkpoint(final, counters, _size(final))
