@@ -55,10 +55,11 @@ def start_up(var: Path, port: int, *arguments: str) -> tuple[subprocess.Popen[st
     answered = threading.Event()
 
     def read() -> None:
-        for line in process.stdout:
-            lines.append(line)
-            if "everything runs after" in line:
-                answered.set()
+        with process.stdout:
+            for line in process.stdout:
+                lines.append(line)
+                if "everything runs after" in line:
+                    answered.set()
         answered.set()
 
     threading.Thread(target=read, daemon=True).start()

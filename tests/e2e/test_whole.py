@@ -57,7 +57,7 @@ def test_a_user_launches_watches_and_reads(page: Page, stack: Stack):
 
     # step -> group -> trajectory
     page.get_by_role("link", name="Steps", exact=True).click()
-    page.locator("table a[href*='/steps/']").first.click()
+    page.get_by_role("link", name="step 4", exact=True).click()
     expect(page.get_by_role("heading", name=re.compile("^Step"))).to_be_visible()
     page.locator("a[href*='group']").first.click()
     expect(page.get_by_role("heading", name=re.compile("^Group"))).to_be_visible()

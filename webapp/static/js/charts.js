@@ -77,6 +77,15 @@ function borders(spec) {
 // Plotly reads a little HTML in its texts.
 const escapeText = (text) => String(text).slice(0, 40).replace(/&/g, "&amp;").replace(/</g, "&lt;");
 
+// Steps are whole numbers: ticks at 1, 2, 5, 10, ... of them, at most about six.
+function stride(spec) {
+  const steps = spec.series.flatMap((one) => series(one.metric).x);
+  const least = steps.length ? (Math.max(...steps) - Math.min(...steps)) / 6 : 1;
+  let size = 1;
+  for (let i = 0; size < least; i++) size *= [2, 2.5, 2][i % 3];
+  return size;
+}
+
 function layout(spec) {
   const muted = token("muted"), grid = token("line");
   const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickfont: { size: 10, color: muted }, fixedrange: false };
@@ -84,7 +93,7 @@ function layout(spec) {
     uirevision: spec.key, autosize: true, margin: { l: 42, r: 8, t: 8, b: 22 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: token("sans"), size: 11, color: token("ink") }, hovermode: "x unified", showlegend: false,
     hoverlabel: { bgcolor: token("panel"), bordercolor: grid, font: { size: 11, color: token("ink") } },
-    xaxis: { ...axis, showgrid: false, tickformat: "d", nticks: 6 },
+    xaxis: { ...axis, showgrid: false, tickformat: "d", tick0: 0, dtick: stride(spec) },
     yaxis: { ...axis, rangemode: "tozero", nticks: 5, tickformat: spec.share ? ".0%" : "" },
     ...borders(spec),
   };
