@@ -62,7 +62,7 @@ def test_a_user_launches_watches_and_reads(page: Page, stack: Stack):
     page.locator("a[href*='group']").first.click()
     expect(page.get_by_role("heading", name=re.compile("^Group"))).to_be_visible()
     assert page.locator("tbody tr").count() == 8  # the recipe's oversample
-    page.get_by_role("link", name=re.compile("^rollout")).first.click()
+    page.get_by_role("link", name=re.compile(r"^rollout \d+$")).first.click()
     expect(page.locator("#problem")).to_be_visible()
     page.get_by_role("link", name="Tokens", exact=True).first.click()
     assert page.locator(".tokens span").count() > 10
