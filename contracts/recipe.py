@@ -156,11 +156,17 @@ class Recipe(Frozen):
         names = [s.name for s in self.stages]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"two stages are called {twice[0]!r}; give each its own name")
-        has_problems = False
+        has_problems = has_demonstrations = False
         for stage in self.stages:
-            has_problems = has_problems or stage.kind == "curate"
+            if stage.kind == "curate":
+                has_problems, has_demonstrations = True, stage.source == "synthetic"
             if stage.kind in ("sft", "rl") and not has_problems:
                 raise ValueError(f"stage {stage.name!r} needs a curate stage before it: it has no problems")
+            if stage.kind == "sft" and not has_demonstrations:
+                raise ValueError(
+                    f"stage {stage.name!r} needs demonstrations, which only the synthetic source has: "
+                    "remove it and start from a model that calls the tool, or curate synthetic problems first"
+                )
             if stage.kind == "evaluate" and stage.benchmark == "held_out" and not has_problems:
                 raise ValueError(f"stage {stage.name!r} evaluates 'held_out' but no curate stage makes one")
         return self

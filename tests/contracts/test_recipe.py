@@ -38,6 +38,16 @@ def test_a_recipe_survives_json():
         (curated(rl(lerning_rate=1.0)), "Extra inputs are not permitted"),
         ({"name": "r", "stages": [{"kind": "evaluate", "name": "e"}]}, "no curate stage makes one"),
         (curated(rl(clip_high=float("nan"))), "finite number"),
+        (
+            {
+                "name": "r",
+                "stages": [
+                    {"kind": "curate", "name": "c", "source": "artifacts:datasets/x/problems.jsonl"},
+                    {"kind": "sft", "name": "sft"},
+                ],
+            },
+            "needs demonstrations, which only the synthetic source has",
+        ),
         (curated(name="<script>"), "String should match pattern"),
     ],
 )

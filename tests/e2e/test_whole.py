@@ -115,6 +115,42 @@ def test_kill_9_is_lost_and_resume_goes_on(page: Page, stack: Stack):
     assert rows == [(128, 128)]
 
 
+PROBLEMS = """{"problem": "What is 12345 times 678?", "answer": "8369910"}
+{"problem": "What is 2 to the power 40?", "answer": 1099511627776}
+{"problem": "What is one half?", "answer": "1/2"}
+{"problem": "What is 12345 times 678?", "answer": "8369910"}
+not json
+{"answer": "5"}
+"""
+
+
+def test_a_user_uploads_a_benchmark_and_evaluates_a_checkpoint_on_it(page: Page, stack: Stack, tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text(PROBLEMS)
+    page.goto(f"{stack.url}/datasets/upload/")
+    page.locator("input[type=file]").set_input_files(file)
+    page.locator("main").get_by_role("button", name=re.compile("^Upload")).click()
+    page.wait_for_url(re.compile(r"/datasets/[0-9a-f-]{36}/"))
+    dataset = page.url.split("/datasets/")[1].strip("/")
+    assert stack.query("SELECT accepted, rejected FROM datasets_dataset WHERE id = %s", dataset) == [(2, 4)]
+    page.get_by_role("link", name=re.compile("[Rr]ejected")).first.click()
+    for reason in ("line 5", "not JSON", "non-integer answer", "duplicate of line 1"):
+        expect(page.locator("main")).to_contain_text(re.compile(reason.replace("line 5", "5"), re.IGNORECASE))
+
+    page.goto(f"{stack.url}/datasets/{dataset}/")
+    page.get_by_role("button", name=re.compile("Register")).click()
+    page.get_by_role("button", name="Evaluate", exact=True).click()
+    page.wait_for_url(re.compile("/launch/"))
+    page.get_by_role("button", name="Launch", exact=True).click()
+    page.wait_for_url(re.compile(r"/runs/[0-9a-f-]{36}/"))
+    run_id = re.search(r"/runs/([0-9a-f-]{36})/", page.url).group(1)
+    state(page, "finished", RUN_MS)
+    graded = stack.query("SELECT problems, samples, ungraded FROM benchmarks_evaluation WHERE run_id = %s", run_id)
+    assert graded == [(2, 2 * 2, 0)]  # two problems, k = 2 as in the recipe of the run it came from
+    rows = stack.query("SELECT count(*) FROM trajectories_trajectory WHERE run_id = %s", run_id)
+    assert rows == [(4,)]
+
+
 @pytest.mark.parametrize("path", ["/", "/runs/", "/launch/", "/datasets/", "/leaderboards/"])
 def test_a_narrow_screen_does_not_scroll_sideways(page: Page, stack: Stack, path):
     page.set_viewport_size({"width": 390, "height": 844})

@@ -19,6 +19,7 @@ from webapp.runs.access import get_run
 from webapp.runs.models import Run
 
 STAGE_KINDS = (("curate", "curation"), ("sft", "SFT"), ("rl", "RL"), ("evaluate", "evaluation"))
+OWN_PROBLEMS = "own-problems"  # the preset a data set is launched with
 BLANK = {"name": "my run", "stages": []}
 
 
@@ -65,18 +66,19 @@ def _draft_from_query(request: HttpRequest, project: Project) -> Draft:
         parent = get_run(request.user, run_id)
         tree = recipe_form.sparse(parent.recipe)
         return Draft(parent.project, tree, parent=parent, origin=f"clone of {parent.name}")
-    if checkpoint := query.get("evaluate"):
+    if checkpoint := query.get("evaluate") or ("base" if query.get("benchmark") else ""):
         run = launching.run_of_path(request.user, checkpoint)
         owner = run.project if run else project
         benchmark = query.get("benchmark") or launching.first_benchmark(owner)
         tree = launching.evaluation_of(checkpoint, benchmark, query.get("board", ""), run)
         return Draft(owner, tree, parent=run, origin="evaluation of one checkpoint", evaluate=True)
     presets = {p.key: p for p in recipe_yaml.presets(settings.RECIPES_DIR)}
-    key = query.get("preset") or next(iter(presets), "blank")
+    source = query.get("source")
+    key = query.get("preset") or (OWN_PROBLEMS if source else next(iter(presets), "blank"))
     if key not in presets:
         return Draft(project, dict(BLANK), preset="blank")
     tree = recipe_yaml.read(presets[key].text)
-    if source := query.get("source"):
+    if source:
         tree = launching.with_source(tree, source)
     return Draft(project, tree, preset=key)
 
