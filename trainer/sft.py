@@ -10,7 +10,7 @@ import numpy as np
 from contracts.events import LogLevel
 from contracts.recipe import CurateStage, SftStage
 from trainer.algorithm.packing import Row
-from trainer.curate import SYNTHETIC, generate_source, train_file
+from trainer.curate import generate_source, train_file
 from trainer.data.problems import DataError, load_problems
 from trainer.data.synthetic import SyntheticProblem
 from trainer.data.transcripts import Demonstration, demonstrations
@@ -90,12 +90,8 @@ def _make_rows(context: "RunContext", index: int) -> list[Row]:
 def _known_problems(
     context: "RunContext", curate_index: int, curate: CurateStage, kept: set[str]
 ) -> Sequence[SyntheticProblem]:
-    if curate.source != SYNTHETIC:
-        raise DataError(
-            f"SFT needs demonstrations, and {curate.source!r} has only problems and answers. Leave the sft stage "
-            "out and start from a model that has been fine-tuned (recipe field 'model'), e.g. a checkpoint of the "
-            "demo run; curate, rl and evaluate work on your own problems."
-        )
+    """The generated problems that curation kept, with their solutions; the recipe's validator has seen to it
+    that an SFT stage follows a synthetic source, since only that has demonstrations."""
     source = generate_source(context.recipe.seed, curate_index, curate)
     first = {p.id: p for p in reversed(source) if p.id in kept and isinstance(p.answer, int)}
     return [first[p.id] for p in source if first.get(p.id) is p]
