@@ -42,18 +42,18 @@ class Row:
         return self.final_avg >= MIN_FINAL and gained and cleaner
 
 
-def read_evaluations(journal: Path) -> list[EvaluationFinished]:
-    """The evaluations that made leaderboard rows, in their order."""
-    events = (Event.model_validate_json(line) for line in journal.read_text().splitlines())
-    return [e.payload for e in events if isinstance(e.payload, EvaluationFinished) and e.payload.board]
-
-
 def run_seed(recipe: str, seed: int, out: Path, extra: list[str]) -> Row:
     """Train once; the row of the first and the last evaluation."""
-    began = time.monotonic()
     command = [sys.executable, "-m", "trainer", "run", recipe, "--out", str(out), "--seed", str(seed), *extra]
-    subprocess.run(command, check=True)
-    first, *_, last = read_evaluations(out / "events.jsonl")
+    subprocess.run([*command, "--resume"], check=True)  # a finished one is not run again
+    return read_row(seed, out)
+
+
+def read_row(seed: int, out: Path) -> Row:
+    """The row of a finished run, from its journal."""
+    events = [Event.model_validate_json(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    boards = [e.payload for e in events if isinstance(e.payload, EvaluationFinished) and e.payload.board]
+    first, *_, last = boards
     if first.avg is None or last.avg is None:
         raise SystemExit(f"seed {seed}: nothing could be graded; see {out / 'events.jsonl'}")
     return Row(
@@ -63,7 +63,7 @@ def run_seed(recipe: str, seed: int, out: Path, extra: list[str]) -> Row:
         final_half_width=last.avg.half_width,
         sft_errors=first.tool_error_ratio_right or 0.0,
         final_errors=last.tool_error_ratio_right or 0.0,
-        minutes=(time.monotonic() - began) / 60,
+        minutes=(events[-1].time - events[0].time).total_seconds() / 60,
     )
 
 
@@ -85,8 +85,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--out", type=Path, default=Path("var/demo-seeds"))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to the trainer")
+    parser.add_argument("--go-on", type=Path, metavar="DIR", help="an earlier benchmark's folder: finish and print it")
     options = parser.parse_args()
-    out = options.out / time.strftime("%Y%m%d-%H%M%S")
+    out = options.go_on or options.out / time.strftime("%Y%m%d-%H%M%S")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
