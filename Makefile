@@ -35,7 +35,7 @@ check: install  ## format, lint, types, arrows between rooms, migrations, compos
 	$(BIN)/ruff check .
 	$(BIN)/mypy contracts sandbox trainer webapp
 	$(BIN)/lint-imports
-	$(BIN)/python manage.py makemigrations --check --dry-run
+	$(BIN)/python -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run
 	@if command -v docker >/dev/null && docker compose version >/dev/null 2>&1; then \
 	  docker compose config --quiet && echo "docker compose config: ok"; \
 	else echo "docker compose not found: its file is not checked"; fi
