@@ -116,6 +116,7 @@ INSTALLED_APPS = [
     "webapp.datasets",
     "webapp.trajectories",
     "webapp.benchmarks",
+    "webapp.cluster",
     "webapp.pages",
     "webapp.embedded",
 ]

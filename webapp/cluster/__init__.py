@@ -1,0 +1,1 @@
+"""The machines behind the runs: what the sandbox nodes say of themselves."""

@@ -1,0 +1,7 @@
+from django.urls import path
+
+from webapp.cluster import views
+
+app_name = "cluster"
+
+urlpatterns = [path("cluster/notice/", views.notice, name="notice")]
