@@ -77,7 +77,12 @@ def embedded_services(var: Path, ports: Ports, *, host: str, ray_temp: Path) -> 
     python = sys.executable
     cpus = os.cpu_count() or 1
     return [
-        Service("redis", redis.command(var / "redis"), ready=_redis_ready(redis.socket_path(var / "redis"))),
+        Service(
+            "redis",
+            redis.command(var / "redis"),
+            ready=_redis_ready(redis.socket_path(var / "redis")),
+            quiet=True,
+        ),
         Service(
             "sandbox",
             [python, "-m", "sandbox", "serve", "--host", "127.0.0.1", "--port", str(ports.sandbox)]
