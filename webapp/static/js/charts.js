@@ -77,23 +77,28 @@ function borders(spec) {
 // Plotly reads a little HTML in its texts.
 const escapeText = (text) => String(text).slice(0, 40).replace(/&/g, "&amp;").replace(/</g, "&lt;");
 
+// The whole run from its first step to its last, so that a chart shows what is left.
+function span(spec) {
+  const ends = spec.x === "step" ? stages.filter((s) => s.kind === "rl").map((s) => s.first_step + s.steps - 1) : [];
+  const steps = spec.series.flatMap((one) => series(one.metric).x).concat(ends.filter(Number.isFinite));
+  return [1, Math.max(2, ...steps)];
+}
+
 // Steps are whole numbers: ticks at 1, 2, 5, 10, ... of them, at most about six.
-function stride(spec) {
-  const steps = spec.series.flatMap((one) => series(one.metric).x);
-  const least = steps.length ? (Math.max(...steps) - Math.min(...steps)) / 6 : 1;
+function stride([first, last]) {
   let size = 1;
-  for (let i = 0; size < least; i++) size *= [2, 2.5, 2][i % 3];
+  for (let i = 0; size < (last - first) / 6; i++) size *= [2, 2.5, 2][i % 3];
   return size;
 }
 
 function layout(spec) {
-  const muted = token("muted"), grid = token("line");
+  const muted = token("muted"), grid = token("line"), whole = span(spec);
   const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickfont: { size: 10, color: muted }, fixedrange: false };
   return {
     uirevision: spec.key, autosize: true, margin: { l: 42, r: 8, t: 8, b: 22 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: token("sans"), size: 11, color: token("ink") }, hovermode: "x unified", showlegend: false,
     hoverlabel: { bgcolor: token("panel"), bordercolor: grid, font: { size: 11, color: token("ink") } },
-    xaxis: { ...axis, showgrid: false, tickformat: "d", tick0: 0, dtick: stride(spec) },
+    xaxis: { ...axis, showgrid: false, tickformat: "d", tick0: 0, dtick: stride(whole), range: [whole[0] - 0.5, whole[1] + 0.5] },
     yaxis: { ...axis, rangemode: "tozero", nticks: 5, tickformat: spec.share ? ".0%" : "" },
     ...borders(spec),
   };
