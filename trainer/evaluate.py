@@ -132,7 +132,8 @@ def _find_checkpoint(context: "RunContext", name: str) -> tuple[str, Path]:
         if found is None:
             raise PathError(f"stage {name!r} has not written a checkpoint")
         return f"after {name}", found.path
-    return name, context.places.resolve(name)
+    folder = context.places.resolve(name)
+    return folder.name, folder
 
 
 def _make_event(

@@ -160,3 +160,9 @@ CHARTS = (
 )
 
 CHART_METRICS = sorted({name for chart in CHARTS for name in chart.metrics})
+
+
+def charts_of(stage_kinds: set[str]) -> list[Chart]:
+    """The charts a run with stages of these kinds can ever fill."""
+    needed = {"step": "rl", "SFT step": "sft"}
+    return [c for c in CHARTS if needed.get(c.x, "rl") in stage_kinds]

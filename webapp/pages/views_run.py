@@ -12,9 +12,10 @@ from django.views.decorators.http import require_GET, require_POST
 
 from webapp.accounts.access import has_role
 from webapp.accounts.models import Role
-from webapp.datasets.queries import funnels_for_run
+from webapp.benchmarks.queries import evaluations_of_run
+from webapp.datasets.queries import benchmark_name, benchmark_names, funnels_for_run
 from webapp.pages import launching, queries, recipe_form, recipe_yaml
-from webapp.pages.charts import CHARTS
+from webapp.pages.charts import charts_of
 from webapp.runs import actions
 from webapp.runs.access import get_run
 from webapp.runs.models import RESUMABLE_STATES, STOPPABLE_STATES, Run, RunState, TokenReportRow
@@ -50,20 +51,32 @@ def _render(request: HttpRequest, template: str, run: Run, tab: str, **more: Any
     return render(request, template, {**_context(request, run, tab), **more})
 
 
+def _stage_kinds(run: Run) -> set[str]:
+    return {stage["kind"] for stage in run.recipe.get("stages", [])}
+
+
+def _now(run: Run) -> dict[str, Any]:
+    """What the upper part of the overview shows and is asked for again when the run has changed."""
+    names = benchmark_names(run.project)
+    evaluations = [(e, benchmark_name(names, e.benchmark)) for e in evaluations_of_run(run.pk)]
+    return {"tiles": queries.tiles(run), "stage_kinds": _stage_kinds(run), "evaluations": evaluations}
+
+
 @login_required
 @require_GET
 def overview(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
     revision, points = queries.points(run, since=-1)
+    charts = charts_of(_stage_kinds(run))
     return _render(
         request,
         "pages/run_overview.html",
         run,
         "overview",
-        tiles=queries.tiles(run),
-        charts=CHARTS,
+        **_now(run),
+        charts=charts,
         chart_data={
-            "charts": [c.as_json() for c in CHARTS],
+            "charts": [c.as_json() for c in charts],
             "stages": run.stages,
             "revision": revision,
             "points": points,
@@ -97,9 +110,9 @@ def head(request: HttpRequest, run_id: UUID) -> HttpResponse:
 @login_required
 @require_GET
 def now(request: HttpRequest, run_id: UUID) -> HttpResponse:
-    """Stage strip and tiles, as they are now."""
+    """Stage strip, tiles and evaluations, as they are now."""
     run = get_run(request.user, run_id)
-    return render(request, "pages/_run_now.html", {**_context(request, run, ""), "tiles": queries.tiles(run)})
+    return render(request, "pages/_run_now.html", {**_context(request, run, ""), **_now(run)})
 
 
 @login_required
