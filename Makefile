@@ -25,7 +25,8 @@ system:
 
 test: install system  ## unit, integration and browser tests
 	@deploy/install.sh browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest -m e2e  # a process of its own: Playwright keeps an event loop in its thread
 
 test-unit: install  ## only what needs no service
 	$(BIN)/python -m pytest -m "not db and not runsc and not integration and not e2e"

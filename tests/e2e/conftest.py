@@ -66,7 +66,7 @@ def start_up(var: Path, port: int, *arguments: str) -> tuple[subprocess.Popen[st
     return process, lines, answered
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     var = Path(tempfile.mkdtemp(prefix="astro-e2e-"))
     port = free_port()
@@ -84,8 +84,9 @@ def stack() -> Iterator[Stack]:
             shutil.rmtree(var, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """One a module and no longer: Playwright keeps an event loop in this thread, which async tests cannot bear."""
     executable = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
     assert executable, "chromium not found: deploy/install.sh browser installs it"
     quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]

@@ -74,7 +74,7 @@ def test_a_user_launches_watches_and_reads(page: Page, stack: Stack):
     # the leaderboard has both rows
     page.goto(f"{stack.url}/leaderboards/")
     page.get_by_role("link", name="Smoke").first.click()
-    expect(page.locator(f"tbody tr:has(a[href*='{run_id}'])")).to_have_count(2)
+    expect(page.locator(f"tbody tr:has(a[href='/runs/{run_id}/'])")).to_have_count(2)
 
 
 def test_a_user_stops_a_run(page: Page, stack: Stack):
