@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from contracts.events import EvaluationFinished, Event
+from contracts.events import EvaluationFinished, Event, RunEnded
 
 MIN_FINAL = 0.90
 MIN_GAIN = 0.25
@@ -54,6 +54,7 @@ def read_row(seed: int, out: Path) -> Row:
     events = [Event.model_validate_json(line) for line in (out / "events.jsonl").read_text().splitlines()]
     boards = [e.payload for e in events if isinstance(e.payload, EvaluationFinished) and e.payload.board]
     first, *_, last = boards
+    ended = next(e.time for e in events if isinstance(e.payload, RunEnded))
     if first.avg is None or last.avg is None:
         raise SystemExit(f"seed {seed}: nothing could be graded; see {out / 'events.jsonl'}")
     return Row(
@@ -63,7 +64,7 @@ def read_row(seed: int, out: Path) -> Row:
         final_half_width=last.avg.half_width,
         sft_errors=first.tool_error_ratio_right or 0.0,
         final_errors=last.tool_error_ratio_right or 0.0,
-        minutes=(events[-1].time - events[0].time).total_seconds() / 60,
+        minutes=(ended - events[0].time).total_seconds() / 60,
     )
 
 
