@@ -14,6 +14,7 @@ from contracts.base import Frozen
 
 MAX_CODE_BYTES = 1 << 20
 MAX_BATCH_CALLS = 256
+MAX_HISTORY_CELLS = 64
 
 
 class ExecutionStatus(StrEnum):
@@ -47,6 +48,28 @@ class Limits(Frozen):
     output_kb: int = Field(64, ge=1, le=4096, description="kept of stdout and of stderr, head and tail")
 
 
+class LimitProfile(StrEnum):
+    """Named limits that a recipe may choose."""
+
+    SIMPLE = "simple"
+    COMPLEX = "complex"
+    SYMBOLIC = "symbolic"
+    PAPER = "paper"  # code-judge as rStar2-Agent's release sets it: 4 s, 256 MB and 128 for the interpreter
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the profile; CPU time always ends before wall time."""
+        return _PROFILES[self]
+
+
+_PROFILES = {
+    LimitProfile.SIMPLE: Limits(),
+    LimitProfile.COMPLEX: Limits(wall_s=30, cpu_s=25, memory_mb=1024),
+    LimitProfile.SYMBOLIC: Limits(wall_s=60, cpu_s=50, memory_mb=2048),
+    LimitProfile.PAPER: Limits(wall_s=4, cpu_s=3.5, memory_mb=384),
+}
+
+
 class ExecutionCall(Frozen):
     """One program to run. `id` is the caller's and comes back unchanged."""
 
@@ -55,13 +78,21 @@ class ExecutionCall(Frozen):
     stdin: str = ""
     limits: Limits = Limits()
     seed: int | None = Field(None, description="seeds random and numpy in the program; None: fresh entropy")
+    history: list[str] = Field(
+        default_factory=list,
+        max_length=MAX_HISTORY_CELLS,
+        description="earlier cells, run again first in the same process, their output thrown away",
+    )
 
 
 class ExecutionBatch(Frozen):
     """Body of `POST /v1/run`."""
 
     calls: list[ExecutionCall] = Field(min_length=1, max_length=MAX_BATCH_CALLS)
-    run_id: str = ""
+    run_id: str = Field("", max_length=128, description="who asks; boxes are shared fairly between run ids")
+    deadline_s: float | None = Field(
+        None, gt=0, description="seconds the caller waits; a call that could not start by then is rejected"
+    )
 
 
 class Execution(Frozen):
@@ -79,8 +110,10 @@ class Execution(Frozen):
     queue_ms: float = 0.0
     exec_ms: float = 0.0
     cpu_ms: float = 0.0
+    max_rss_kb: int = Field(0, description="largest resident set of one process of the call")
     attempts: int = 1
     node: str = ""
+    box: str = ""
     isolation: str = ""
     reason: str = ""
     retry_after_s: float | None = None
@@ -98,3 +131,6 @@ class NodeHealth(Frozen):
     queued: int
     served: int
     replaced: int
+    wait_s: float = Field(0.0, description="estimated wait of a call that came now")
+    calls_per_s: float = Field(0.0, description="answers per second when every box is busy, as measured")
+    cores: int = 1
