@@ -32,9 +32,29 @@ class HeadTail:
         """What was kept, decoded with replacement; a line in the middle counts the bytes left out."""
         if not self.truncated:
             return bytes(self._head + self._tail).decode("utf-8", "replace")
-        tail = bytes(self._tail[len(self._tail) - self._tail_cap :])
-        omitted = self.total - len(self._head) - len(tail)
-        # A cut may fall inside a character: its stray continuation bytes are dropped, not shown as garbage.
-        head_text = bytes(self._head).decode("utf-8", "replace").rstrip("\ufffd")
-        tail_text = tail.decode("utf-8", "replace").lstrip("\ufffd")
-        return f"{head_text}\n... [{omitted} bytes omitted] ...\n{tail_text}"
+        head = _without_cut_end(bytes(self._head))
+        tail = _without_cut_start(bytes(self._tail[len(self._tail) - self._tail_cap :]))
+        omitted = self.total - len(head) - len(tail)
+        return (
+            f"{head.decode('utf-8', 'replace')}\n... [{omitted} bytes omitted] ...\n{tail.decode('utf-8', 'replace')}"
+        )
+
+
+def _without_cut_end(head: bytes) -> bytes:
+    """Drop a last character that the cut left without its end."""
+    for size in range(1, min(4, len(head) + 1)):
+        lead = head[-size]
+        if lead >= 0xC0:  # the first byte says how long the character is
+            needed = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            return head[:-size] if size < needed else head
+        if lead < 0x80:
+            break
+    return head
+
+
+def _without_cut_start(tail: bytes) -> bytes:
+    """Drop the bytes of a first character that the cut left without its start."""
+    start = 0
+    while start < min(3, len(tail)) and tail[start] & 0xC0 == 0x80:
+        start += 1
+    return tail[start:]

@@ -9,6 +9,7 @@ import ast
 import atexit
 import builtins
 import contextlib
+import gc
 import io
 import linecache
 import os
@@ -19,6 +20,7 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from sandbox.guest import preload
@@ -29,6 +31,9 @@ DIED_OF_MEMORY = signal.SIGRTMIN + 7
 DIED_OF_CPU = signal.SIGRTMIN + 8
 MIB = 1 << 20
 MEMORY_SLACK = 32 * MIB  # given back after a MemoryError so that its traceback can be printed
+SHOWN_FRAMES = 2000  # of a traceback; more are cut in the middle before they cost memory and time
+TOO_DEEP = "the program is nested too deeply to be compiled"
+_BUILTINS = dict(vars(builtins))
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -52,20 +57,29 @@ class CpuLimitExceeded(BaseException):
 
 def execute(source: str) -> int:
     """Run `source` as `__main__` and return its exit code; tracebacks go to sys.stderr without our frames."""
-    lines = source.splitlines(keepends=True)
+    lines = list(io.StringIO(source, newline=None))  # as the tokenizer counts: a form feed or U+2028 ends no line
     linecache.cache[FILE_NAME] = (len(source), None, lines, FILE_NAME)
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=FILE_NAME, __builtins__=builtins)
     sys.modules["__main__"] = module
     try:
-        for code in _compile(source, lines):
-            exec(code, module.__dict__)  # noqa: S102 - running the program is what this process is for
+        _run_all(_compile(source, lines), module.__dict__)
     except SystemExit as stop:
         return _exit_code(stop.code)
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
         _print_exception(error)
         return _verdict(error)
     return 0
+
+
+def _run_all(codes: list[types.CodeType], namespace: dict[str, Any]) -> None:
+    """Run the codes; afterwards the built-in names are ours again, whatever the program did to them."""
+    execute_code = exec  # the first code may delete the name
+    try:
+        for code in codes:
+            execute_code(code, namespace)  # running the program is what this process is for
+    finally:
+        builtins.__dict__.update(_BUILTINS)
 
 
 def _compile(source: str, lines: list[str]) -> list[types.CodeType]:
@@ -85,6 +99,10 @@ def _compile(source: str, lines: list[str]) -> list[types.CodeType]:
         if error.text is None and error.lineno and error.lineno <= len(lines):
             error.text = lines[error.lineno - 1]
         raise error.with_traceback(None) from None
+    except (MemoryError, RecursionError):  # how CPython says that the parser's stack is full
+        raise SyntaxError(TOO_DEEP) from None
+    except ValueError as error:  # a lone surrogate
+        raise error.with_traceback(None) from None
 
 
 def _ends_in_semicolon(last: ast.Expr, lines: list[str]) -> bool:
@@ -100,7 +118,7 @@ def _exit_code(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):  # a hostile __str__
         sys.stderr.write(f"{code}\n")
     return 1
 
@@ -119,27 +137,55 @@ def _print_exception(error: BaseException) -> None:
         with contextlib.suppress(ValueError, OSError):
             _, hard = resource.getrlimit(resource.RLIMIT_AS)
             resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    frame = _without_our_frames(error.__traceback__)
-    try:
-        if sys.excepthook is not sys.__excepthook__:
-            sys.excepthook(type(error), error, frame)
-        else:
-            traceback.print_exception(type(error), error, frame, file=sys.stderr)
-    except BaseException:  # noqa: BLE001 - a hostile __str__ or a second MemoryError must not lose the first error
-        with contextlib.suppress(BaseException):
-            os.write(2, f"{type(error).__name__}\n".encode("utf-8", "backslashreplace"))
+    frames = _cut_middle(_without_our_frames(error.__traceback__))
+    for show in (_call_own_hook, _write_traceback, _write_name):
+        with contextlib.suppress(BaseException):  # a hostile hook or __str__, a second MemoryError, a closed stderr
+            if show(error, frames):
+                return
+
+
+def _call_own_hook(error: BaseException, frames: types.TracebackType | None) -> bool:
+    if sys.excepthook is sys.__excepthook__:
+        return False
+    sys.excepthook(type(error), error, frames)
+    return True
+
+
+def _write_traceback(error: BaseException, frames: types.TracebackType | None) -> bool:
+    file = getattr(sys, "stderr", None) or preload.open_text(2)
+    traceback.print_exception(type(error), error, frames, file=file)
+    return True
+
+
+def _write_name(error: BaseException, _: types.TracebackType | None) -> bool:
+    os.write(2, f"{type(error).__name__}\n".encode("utf-8", "backslashreplace"))
+    return True
 
 
 def _without_our_frames(first: types.TracebackType | None) -> types.TracebackType | None:
     """Cut the runner's frames before the program's first and the handler of a limit after its last."""
     while first is not None and first.tb_frame.f_code.co_filename == __file__:
         first = first.tb_next
-    frame = first
-    while frame is not None:
+    for frame in _chain(first):
         if frame.tb_next is not None and frame.tb_next.tb_frame.f_code.co_filename == __file__:
             frame.tb_next = None
-        frame = frame.tb_next
     return first
+
+
+def _cut_middle(first: types.TracebackType | None) -> types.TracebackType | None:
+    """Keep both ends of a traceback that is millions of frames deep."""
+    count = sum(1 for _ in _chain(first))
+    if count > SHOWN_FRAMES:
+        head, tail = SHOWN_FRAMES // 2, count - SHOWN_FRAMES // 2
+        ends = [frame for number, frame in enumerate(_chain(first), 1) if number in (head, tail)]
+        ends[0].tb_next = ends[1].tb_next
+    return first
+
+
+def _chain(frame: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    while frame is not None:
+        yield frame
+        frame = frame.tb_next
 
 
 def raise_time_limit(_signum: int, frame: types.FrameType | None) -> None:
@@ -162,7 +208,10 @@ def run(request: dict[str, Any], *, out_fd: int, err_fd: int, work_dir: str, bas
         file.write(code)  # tracebacks of threads and inspect.getsource read it
     _limit_files(request["limits"])
     _fresh_interpreter(request.get("seed"))
-    exit_code = execute(code)
+    try:
+        exit_code = execute(code)
+    except BaseException as error:  # noqa: BLE001 - a limit that was met while a traceback was being made
+        exit_code = _verdict(error)
     _end(exit_code)
 
 
@@ -180,9 +229,10 @@ def _wire(request: dict[str, Any], out_fd: int, err_fd: int) -> None:
         os.dup2(source, target)
         if source > 2:
             os.close(source)
-    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="replace")  # noqa: SIM115
-    sys.stdout = preload.open_text(1)
-    sys.stderr = preload.open_text(2)
+    # As in any interpreter the second name keeps the stream open when a program wraps or replaces the first.
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="replace")  # type: ignore[misc]  # noqa: SIM115, E501
+    sys.stdout = sys.__stdout__ = preload.open_text(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = preload.open_text(2)  # type: ignore[misc]
 
 
 def _confine(limits: dict[str, Any], work_dir: str, base_vm: int) -> None:
@@ -245,10 +295,18 @@ def _end(exit_code: int) -> NoReturn:
         except BaseException as error:  # noqa: BLE001 - e.g. the time limit while waiting for a thread
             _print_exception(error)
             exit_code = exit_code or _verdict(error)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
+    _drop_program()
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        with contextlib.suppress(BaseException):  # a program may have deleted or replaced it
+            getattr(sys, name).flush()
     if exit_code < 0:
         signal.signal(-exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -exit_code)
     os._exit(exit_code if exit_code >= 0 else 1)
+
+
+def _drop_program() -> None:
+    """Let go of the program's objects, so that its finalizers run and files it left open are flushed."""
+    with contextlib.suppress(BaseException):
+        sys.modules.pop("__main__", None)
+        gc.collect()

@@ -59,6 +59,8 @@ def test_stdout_before_the_exception_is_kept(fork_server: ForkServer) -> None:
             "  File \"main.py\", line 1\n    return 5\n    ^^^^^^^^\nSyntaxError: 'return' outside function\n",
         ),
         ("a\0b", "SyntaxError: source code string cannot contain null bytes\n"),
+        ("-" * 100_000 + "1", "SyntaxError: the program is nested too deeply to be compiled\n"),
+        ("a" + "+a" * 50_000, "SyntaxError: the program is nested too deeply to be compiled\n"),
     ],
 )
 def test_syntax_errors_have_a_caret_and_no_frames(fork_server: ForkServer, code: str, stderr: str) -> None:
@@ -75,6 +77,9 @@ def test_syntax_errors_have_a_caret_and_no_frames(fork_server: ForkServer, code:
         ("raise SystemExit(256 + 7)", 7, ""),
         ("import os; os._exit(9)", 9, ""),
         ("exit()", 0, ""),
+        ("class A:\n    def __str__(self): raise KeyboardInterrupt\nraise SystemExit(A())", 1, ""),
+        ("import sys; del sys.stdout", 0, ""),
+        ("import sys; sys.stdout = sys.stderr = None", 0, ""),
     ],
 )
 def test_exits(fork_server: ForkServer, code: str, exit_code: int, stderr: str) -> None:
@@ -91,6 +96,56 @@ def test_input_reads_stdin_and_then_ends(fork_server: ForkServer) -> None:
 def test_lone_surrogates_and_bytes_do_not_break_the_answer(fork_server: ForkServer) -> None:
     assert fork_server.run("print('\\ud800')")["stdout"] == "\\ud800\n"
     assert fork_server.run("import os; _ = os.write(1, b'\\xff\\0')")["stdout"] == "\ufffd\0"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8')\nprint('x')",
+        "import io, sys\nsys.stdout = io.StringIO()\nprint('hidden')\nsys.stdout = sys.__stdout__\nprint('x')",
+        "import codecs, sys\nsys.stdout = codecs.getwriter('utf-8')(sys.stdout.detach())\nprint('x')",
+        "import sys\nprint('x', end='\\n')\ndel sys.stdout",
+        "import sys\nsys.stdout.reconfigure(line_buffering=False)\nprint('x')",
+        "f = open(1, 'w')\nprint('x', file=f)",
+        "class A:\n    def __del__(self): print(x)\nx = 'x'\na = A()",
+    ],
+)
+def test_streams_are_flushed_whatever_the_program_put_in_their_place(fork_server: ForkServer, code: str) -> None:
+    result = fork_server.run(code)
+    assert (result["status"], result["stdout"], result["stderr"]) == ("ok", "x\n", "")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "import builtins; builtins.__dict__.clear()",
+        "import builtins; builtins.isinstance = builtins.len = builtins.getattr = None",
+        "import sys; sys.stderr = None",
+        "import sys; del sys.stderr",
+        "import sys; del sys.excepthook",
+        "import sys; sys.excepthook = lambda *_: 1 / 0",
+        "import sys; sys.modules.clear()",
+    ],
+)
+def test_a_traceback_survives_what_the_program_broke(fork_server: ForkServer, damage: str) -> None:
+    result = fork_server.run(f"{damage}\nprint_ = 0\n[][1]")
+    assert (result["status"], result["exit_code"]) == ("error", 1)
+    assert result["stderr"].startswith('Traceback (most recent call last):\n  File "main.py", line 3, in <module>\n')
+    assert result["stderr"].endswith("IndexError: list index out of range\n")
+
+
+@pytest.mark.parametrize("odd", ["\f", "'\x1c\x1d\x85'", "'\u2028\u2029'", "#\v"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+def test_a_traceback_quotes_the_line_that_failed(fork_server: ForkServer, odd: str, newline: str) -> None:
+    result = fork_server.run(newline.join(["x = 1", odd, "1 / 0  # here", "y = 2"]))
+    assert '  File "main.py", line 3, in <module>\n    1 / 0  # here\n' in result["stderr"]
+
+
+def test_a_traceback_of_a_hundred_thousand_frames_is_cut_in_the_middle(fork_server: ForkServer) -> None:
+    code = "import sys\nsys.setrecursionlimit(10**5)\ndef f(n):\n    return f(n + 1)\nf(0)"
+    result = fork_server.run(code)
+    assert "[Previous line repeated 1996 more times]\nRecursionError" in result["stderr"]
+    assert result["stderr"].startswith('Traceback (most recent call last):\n  File "main.py", line 5, in <module>\n')
 
 
 def test_threads_are_waited_for_and_show_their_traceback(fork_server: ForkServer) -> None:

@@ -1,5 +1,7 @@
 """Head and tail of a stream, by hand."""
 
+import re
+
 import pytest
 
 from sandbox.guest.output import HeadTail
@@ -31,7 +33,26 @@ def test_the_middle_is_cut_and_counted(chunk_size: int) -> None:
 
 def test_a_cut_inside_a_character_leaves_no_garbage() -> None:
     stream = fed(6, "ééé".encode(), b"-" * 20, "ééé".encode())
-    assert stream.text() == "é\n... [26 bytes omitted] ...\né"
+    assert stream.text() == "é\n... [28 bytes omitted] ...\né"
+
+
+def test_a_replacement_character_of_the_program_is_no_cut_one() -> None:
+    stream = fed(12, "\ufffd\ufffd".encode(), b"-" * 20, "\ufffd\ufffd".encode())
+    assert stream.text() == "\ufffd\ufffd\n... [20 bytes omitted] ...\n\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("text", ["ab", "é", "€", "😀", "a€"])
+def test_every_cut_of_a_text_is_text(text: str) -> None:
+    data = text.encode() * 20
+    for keep in range(1, 14):
+        shown = fed(keep, data).text()
+        head, omitted, tail = re.fullmatch(r"(.*)\n\.\.\. \[(\d+) bytes omitted] \.\.\.\n(.*)", shown).groups()
+        assert "\ufffd" not in shown
+        assert len(head.encode()) + int(omitted) + len(tail.encode()) == len(data)
+
+
+def test_cut_bytes_that_are_no_text_stay() -> None:
+    assert fed(8, b"\x80" * 20).text() == "\ufffd\ufffd\ufffd\ufffd\n... [15 bytes omitted] ...\n\ufffd"
 
 
 def test_memory_stays_bounded() -> None:
