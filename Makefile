@@ -6,7 +6,7 @@ PORT ?= 8000
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help run install system test test-unit check format demo-seeds base-model screenshots lock clean
+.PHONY: help run install system test test-unit check format bench-sandbox demo-seeds base-model screenshots lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ check: install  ## format, lint, types, arrows between rooms, migrations, compos
 format: install  ## ruff format and fixable lint
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench-sandbox: install system  ## the sandbox against itself without gVisor and against code-judge; prints its bars
+	$(BIN)/python -m benchmarks.sandbox $(if $(CODE_JUDGE),--code-judge $(CODE_JUDGE))
 
 demo-seeds: install system  ## the demo recipe with seeds 1, 2, 3; prints the table of its bars
 	$(BIN)/python -m benchmarks.demo_seeds

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from benchmarks.sandbox import fresh_interpreter
 from benchmarks.sandbox.machine import Usage, descendants, usage_of, words_of
-from contracts.execution import Execution, ExecutionCall
+from contracts.execution import Execution, ExecutionCall, NodeHealth
 from sandbox.client import SandboxClient
 
 START_S = 90.0
@@ -128,10 +128,16 @@ class Node:
         """The node's tree, sentries and gofers included; its root is the front."""
         return usage_of(self.pid)
 
+    async def health(self) -> NodeHealth:
+        """The node's report; it must answer."""
+        health = (await self.client.health())[self.url]
+        if health is None:
+            raise SystemExit(f"{self.name} does not answer: {self.log_path.read_text()[-2000:]}")
+        return health
+
     async def replaced(self) -> int:
         """As the node's health report says."""
-        health = (await self.client.health())[self.url]
-        return health.replaced if health else 0
+        return (await self.health()).replaced
 
     def sentries(self) -> list[int]:
         """Pids of its sandbox kernels."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from benchmarks.sandbox.load import Measured, mean, quantile
 
@@ -10,20 +9,6 @@ HEADER = (
     "contestant", "calls/s", "calls/core-s", "CPU ms/call", "front ms", "p50", "p90", "p99", "mean",
     "p50 no t/o", "p99 no t/o", "mean no t/o", "queue ms", "exec ms", "calls", "replaced", "wrong", "lost", "twice",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One promise and what became of it."""
-
-    name: str
-    promised: str
-    measured: str
-    is_met: bool | None  # None: not measured in this run
-
-    def cells(self) -> list[str]:
-        """A row of the bars table."""
-        return [self.name, self.promised, self.measured, {True: "met", False: "MISSED", None: "not run"}[self.is_met]]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
