@@ -1,69 +1,40 @@
 """The one door to the sandbox: sends calls to nodes and hands back what the programs did.
 
-Errors, all of them:
+Every call is held here until its answer is: a node that is lost loses nothing. Calls go out in batches (`dispatch`,
+`wire`) to the node that would answer first (`balance`), which is watched while it works (`heartbeat`). What a node did
+not answer is sent again, by id, to another one; that is harmless because a call is stateless and has no network, and
+of two answers the first counts.
 
-    SandboxClientError
-    ├── SandboxUnavailable   no node answered in time, or nodes kept failing: nothing is known about the program
-    └── SandboxRefused       a node does not understand the request: versions differ, or a caller's bug
-
-A program that fails is an `Execution`. A status that is the service's own never leaves this file: it is retried,
-and in the end becomes SandboxUnavailable. Retrying is safe because a call is stateless and has no network.
+A program that fails is an `Execution`, and no other try is made. A status that is the service's own never leaves this
+room: it is retried, and in the end becomes SandboxUnavailable (`errors`).
 """
 
 import asyncio
 import concurrent.futures
-import random
-import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from types import TracebackType
 
 import httpx
 from pydantic import ValidationError
 
-from contracts.execution import MAX_BATCH_CALLS, Execution, ExecutionBatch, ExecutionCall, NodeHealth
+from contracts.execution import MAX_BATCH_CALLS, Execution, ExecutionCall, NodeHealth
+from sandbox.balance import Node
+from sandbox.dispatch import Dispatcher, Outcome, Waiting
+from sandbox.errors import SandboxClientError, SandboxRefused, SandboxUnavailable
+from sandbox.heartbeat import Heartbeat
+from sandbox.wire import CONNECT_S, Wire
 
-CONNECT_S = 5.0
-FIRST_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 5.0
-MAX_SANDBOX_ERRORS = 3  # of one call: it may be the call that breaks boxes
-DOWN_S = 2.0  # a node that could not be reached is left alone this long while others can be
-
-
-class SandboxClientError(Exception):
-    """Base of everything this client raises."""
-
-
-class SandboxUnavailable(SandboxClientError):
-    """The service failed, not the program. `reason` is one sentence for a person."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class SandboxRefused(SandboxClientError):
-    """A node answered 4xx: trying again would not help."""
-
-
-@dataclass
-class _Node:
-    url: str
-    in_flight: int = 0
-    down_until: float = 0.0
-
-
-@dataclass
-class _Progress:
-    """When the last answer came, over all batches of one `run_many`."""
-
-    at: float = field(default_factory=time.monotonic)
+__all__ = ["SandboxClient", "SandboxClientError", "SandboxRefused", "SandboxUnavailable"]
 
 
 class SandboxClient:
     """Spreads calls over nodes. Use as an async context manager, or call `run_blocking` from synchronous code.
 
-    `give_up_after_s` counts from the last answer, not from the first call: a long queue that moves is not a failure.
+    `give_up_after_s`: how long a call is kept while no node that still speaks has a call of ours and nothing is
+    answered; a long queue that moves is not a failure, nor is a long call. `deadline_s` of a call counts from when it
+    was given to the client, waiting included. `find_urls` is asked in a thread, every 30 s of work and when a node is
+    lost, which nodes there are now; an empty list means that it does not know.
     """
 
     def __init__(
@@ -72,17 +43,25 @@ class SandboxClient:
         run_id: str = "",
         *,
         give_up_after_s: float = 60.0,
-        batch_calls: int = 16,
+        deadline_s: float | None = None,
+        batch_calls: int = 32,
+        find_urls: Callable[[], Sequence[str]] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        if not urls:
-            raise ValueError("a sandbox client needs at least one node")
-        self._nodes = [_Node(url.rstrip("/")) for url in urls]
-        self._run_id = run_id
-        self._give_up_after_s = give_up_after_s
-        self._batch_calls = min(batch_calls, MAX_BATCH_CALLS)
-        self._transport = transport
-        self._http: httpx.AsyncClient | None = None
+        self._twin = partial(
+            SandboxClient,
+            run_id=run_id,
+            give_up_after_s=give_up_after_s,
+            deadline_s=deadline_s,
+            batch_calls=batch_calls,
+            find_urls=find_urls,
+            transport=transport,
+        )
+        self._deadline_s = deadline_s
+        self._wire = Wire(transport)
+        self._dispatcher = Dispatcher(self._wire, run_id, min(batch_calls, MAX_BATCH_CALLS))
+        self._heartbeat = Heartbeat(self._dispatcher, self._wire, give_up_after_s, find_urls)
+        self.set_urls(urls)
 
     async def __aenter__(self) -> "SandboxClient":
         return self
@@ -91,23 +70,43 @@ class SandboxClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections; the client may be used again."""
-        http, self._http = self._http, None
-        if http is not None:
-            await http.aclose()
+        """Close the connections; calls still waiting are unavailable. The client may be used again."""
+        await self._dispatcher.stop()
+        await self._heartbeat.stop()
+        await self._wire.aclose()
 
-    async def run(self, call: ExecutionCall) -> Execution:
+    def set_urls(self, urls: Sequence[str]) -> None:
+        """These are the nodes from now on. What is under way to another one is still waited for."""
+        wanted = dict.fromkeys(url.rstrip("/") for url in urls)
+        if not wanted:
+            raise ValueError("a sandbox client needs at least one node")
+        self._dispatcher.set_nodes(wanted)
+
+    async def run(self, call: ExecutionCall, *, deadline_s: float | None = None) -> Execution:
         """Run one program. Raises SandboxUnavailable or SandboxRefused."""
-        async for execution in self.run_many([call]):
-            return execution
-        raise SandboxUnavailable("no answer")  # not reached: run_many answers or raises
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
-    async def run_many(self, calls: Sequence[ExecutionCall]) -> AsyncIterator[Execution]:
+        def deliver(_: Waiting, outcome: Outcome) -> None:
+            if not answer.done():
+                answer.set_result(outcome)
+
+        waiting = self._hold(call, deliver, deadline_s)
+        try:
+            outcome = await answer
+        finally:
+            self._dispatcher.forget(waiting)
+        if isinstance(outcome, SandboxClientError):
+            raise outcome
+        return outcome
+
+    async def run_many(
+        self, calls: Sequence[ExecutionCall], *, deadline_s: float | None = None
+    ) -> AsyncIterator[Execution]:
         """Run programs side by side and yield each as it ends, every call exactly once, in no order.
 
-        Raises SandboxUnavailable or SandboxRefused for the whole; what was yielded before stays true.
+        Raises SandboxRefused at once. SandboxUnavailable, with the ids it is about, only after all others are out.
         """
-        async for _, execution in self._run_numbered(calls):
+        async for _, execution in self._run_numbered(calls, deadline_s):
             yield execution
 
     def run_blocking(self, calls: Sequence[ExecutionCall]) -> list[Execution]:
@@ -119,142 +118,57 @@ class SandboxClient:
     async def health(self) -> dict[str, NodeHealth | None]:
         """Health of every node by URL; None: it does not answer."""
 
-        async def ask(node: _Node) -> NodeHealth | None:
+        async def ask(node: Node) -> NodeHealth | None:
             try:
-                reply = await self._client().get(f"{node.url}/v1/health", timeout=CONNECT_S)
-                return NodeHealth.model_validate_json(reply.raise_for_status().content)
-            except (httpx.HTTPError, ValidationError):
+                return await self._wire.health(node.url, within_s=CONNECT_S)
+            except (TimeoutError, httpx.HTTPError, ValidationError):
                 return None
 
-        found = await asyncio.gather(*(ask(node) for node in self._nodes))
-        return {node.url: health for node, health in zip(self._nodes, found, strict=True)}
+        nodes = self._dispatcher.nodes
+        found = await asyncio.gather(*(ask(node) for node in nodes))
+        return {node.url: health for node, health in zip(nodes, found, strict=True)}
 
     async def _collect(self, calls: Sequence[ExecutionCall]) -> list[Execution]:
         # Connections belong to an event loop: this loop gets its own.
-        urls = [node.url for node in self._nodes]
-        async with SandboxClient(
-            urls,
-            self._run_id,
-            give_up_after_s=self._give_up_after_s,
-            batch_calls=self._batch_calls,
-            transport=self._transport,
-        ) as client:
-            answers = {number: execution async for number, execution in client._run_numbered(calls)}
+        urls = [node.url for node in self._dispatcher.nodes]
+        async with self._twin(urls) as client:
+            answers = {number: execution async for number, execution in client._run_numbered(calls, None)}
         return [answers[number] for number in range(len(calls))]
 
-    async def _run_numbered(self, calls: Sequence[ExecutionCall]) -> AsyncIterator[tuple[int, Execution]]:
-        answers: asyncio.Queue[tuple[int, Execution] | SandboxClientError] = asyncio.Queue()
-        progress = _Progress()
-        numbers = range(len(calls))
-        batches = [numbers[start : start + self._batch_calls] for start in numbers[:: self._batch_calls]]
+    async def _run_numbered(
+        self, calls: Sequence[ExecutionCall], deadline_s: float | None
+    ) -> AsyncIterator[tuple[int, Execution]]:
+        answers: asyncio.Queue[tuple[Waiting, Outcome]] = asyncio.Queue()
+        unavailable: list[SandboxUnavailable] = []
 
-        async def run_batch(batch: range) -> None:
-            try:
-                await self._run_batch({number: calls[number] for number in batch}, answers, progress)
-            except SandboxClientError as error:
-                answers.put_nowait(error)
+        def deliver(waiting: Waiting, outcome: Outcome) -> None:
+            answers.put_nowait((waiting, outcome))
 
-        tasks = [asyncio.create_task(run_batch(batch)) for batch in batches]
+        ours = [self._hold(call, deliver, deadline_s, position) for position, call in enumerate(calls)]
         try:
-            for _ in numbers:
-                answer = await answers.get()
-                if isinstance(answer, SandboxClientError):
-                    raise answer
-                yield answer
+            for _ in ours:
+                waiting, outcome = await answers.get()
+                if isinstance(outcome, Execution):
+                    yield waiting.position, outcome
+                elif isinstance(outcome, SandboxUnavailable):
+                    unavailable.append(outcome)
+                else:
+                    raise outcome
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for waiting in ours:
+                self._dispatcher.forget(waiting)
+        if unavailable:
+            ids = [id for error in unavailable for id in error.ids]
+            raise SandboxUnavailable(f"{len(ids)} of {len(ours)} calls: {unavailable[0].reason}", ids)
 
-    async def _run_batch(
+    def _hold(
         self,
-        waiting: dict[int, ExecutionCall],
-        answers: "asyncio.Queue[tuple[int, Execution] | SandboxClientError]",
-        progress: _Progress,
-    ) -> None:
-        """Send a batch until each of its calls is answered; what a node did not answer is sent again."""
-        errors = dict.fromkeys(waiting, 0)
-        backoff_s = FIRST_BACKOFF_S
-        while waiting:
-            retry_s, reason = 0.0, "the node closed the connection"
-            before = len(waiting)
-            try:
-                async with asyncio.timeout(self._patience_s(progress)) as patience:
-                    async for number, execution in self._post(waiting):
-                        patience.reschedule(asyncio.get_running_loop().time() + self._give_up_after_s)
-                        if execution.status.is_ours:
-                            retry_s = max(retry_s, execution.retry_after_s or 0.0)
-                            reason = f"{execution.node}: {execution.status.value}: {execution.reason}"
-                            errors[number] += execution.status.value == "sandbox_error"
-                            continue
-                        progress.at = time.monotonic()
-                        call = waiting.pop(number)
-                        answers.put_nowait((number, execution.model_copy(update={"id": call.id})))
-            except TimeoutError:
-                reason = f"no answer for {self._give_up_after_s:g} s"
-            except httpx.TransportError as error:
-                reason = f"{type(error).__name__}: {error}"
-            if len(waiting) < before:
-                backoff_s = FIRST_BACKOFF_S
-            if waiting:
-                if max(errors[number] for number in waiting) >= MAX_SANDBOX_ERRORS:
-                    raise SandboxUnavailable(reason)
-                delay_s = max(retry_s, backoff_s) * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries
-                if self._patience_s(progress) <= delay_s:
-                    raise SandboxUnavailable(reason)
-                await asyncio.sleep(delay_s)
-                backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
-
-    def _patience_s(self, progress: _Progress) -> float:
-        """How long until we give up, if nothing is answered meanwhile."""
-        return progress.at + self._give_up_after_s - time.monotonic()
-
-    async def _post(self, waiting: dict[int, ExecutionCall]) -> AsyncIterator[tuple[int, Execution]]:
-        """One request to one node; yields (number, execution) as lines arrive. Raises httpx.TransportError."""
-        # Ids of callers may repeat (two trajectories, one "call_0"): on the wire the number is the id.
-        calls = [call.model_copy(update={"id": str(number)}) for number, call in waiting.items()]
-        body = ExecutionBatch(calls=calls, run_id=self._run_id).model_dump_json()
-        node = self._pick()
-        node.in_flight += len(calls)
-        unanswered = {call.id for call in calls}
-        try:
-            headers = {"content-type": "application/json"}
-            async with self._client().stream("POST", f"{node.url}/v1/run", content=body, headers=headers) as reply:
-                await _require_ok(reply, node)
-                async for line in reply.aiter_lines():
-                    execution = Execution.model_validate_json(line)
-                    if execution.id in unanswered:
-                        unanswered.discard(execution.id)
-                        node.in_flight -= 1
-                        yield int(execution.id), execution
-        except httpx.TransportError:
-            node.down_until = time.monotonic() + DOWN_S
-            raise
-        except ValidationError as error:
-            raise SandboxRefused(f"{node.url} answers in another format: {error}") from error
-        finally:
-            node.in_flight -= len(unanswered)
-
-    def _pick(self) -> _Node:
-        """The less loaded of two nodes drawn at random, among those that could be reached lately."""
-        now = time.monotonic()
-        reachable = [node for node in self._nodes if node.down_until <= now] or self._nodes
-        drawn = random.sample(reachable, min(2, len(reachable)))
-        return min(drawn, key=lambda node: node.in_flight)
-
-    def _client(self) -> httpx.AsyncClient:
-        if self._http is None:
-            # Reading the CA bundle takes 20 ms: only where a certificate is to be checked.
-            is_tls = any(node.url.startswith("https:") for node in self._nodes)
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-            timeout = httpx.Timeout(None, connect=CONNECT_S)
-            self._http = httpx.AsyncClient(transport=self._transport, timeout=timeout, limits=limits, verify=is_tls)
-        return self._http
-
-
-async def _require_ok(reply: httpx.Response, node: _Node) -> None:
-    if reply.status_code >= 500:
-        raise httpx.RemoteProtocolError(f"{node.url} answered {reply.status_code}")
-    if reply.status_code != 200:
-        detail = (await reply.aread())[:500].decode("utf-8", "replace")
-        raise SandboxRefused(f"{node.url} answered {reply.status_code}: {detail}")
+        call: ExecutionCall,
+        deliver: Callable[[Waiting, Outcome], None],
+        deadline_s: float | None,
+        position: int = 0,
+    ) -> Waiting:
+        waiting = Waiting(call, deliver, position)
+        self._dispatcher.hold(waiting, self._deadline_s if deadline_s is None else deadline_s)
+        self._heartbeat.start()
+        return waiting

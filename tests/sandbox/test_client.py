@@ -1,15 +1,19 @@
 """The client against a wire that misbehaves."""
 
+import asyncio
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import httpx
 import pytest
 
-from contracts.execution import ExecutionCall
+from contracts.execution import ExecutionCall, ExecutionStatus
+from sandbox.balance import FLOOR_IN_FLIGHT
 from sandbox.client import SandboxClient, SandboxRefused, SandboxUnavailable
 
-Handler = Callable[[httpx.Request], httpx.Response]
+Handler = Callable[[httpx.Request], httpx.Response | Awaitable[httpx.Response]]
 
 
 def answer(id: str, status: str = "ok", **fields: object) -> str:
@@ -24,13 +28,22 @@ def answers_all(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, text="\n".join(answer(id) for id in ids_of(request)))
 
 
-def client_of(handler: Handler, *urls: str, give_up_after_s: float = 5.0, batch_calls: int = 16) -> SandboxClient:
-    return SandboxClient(
-        urls or ["http://one"],
-        give_up_after_s=give_up_after_s,
-        batch_calls=batch_calls,
-        transport=httpx.MockTransport(handler),
-    )
+def health(**fields: int) -> httpx.Response:
+    counts = {"boxes": 2, "ready": 2, "busy": 0, "queued": 0, "served": 0, "replaced": 0, **fields}
+    return httpx.Response(200, json={"node": "n", "isolated": True, "isolation": "gvisor", **counts})
+
+
+def client_of(handler: Handler, *urls: str, **settings: Any) -> SandboxClient:
+    """A client whose nodes are healthy where they can be reached; `handler` answers calls."""
+
+    async def answer_request(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return health()
+        response = handler(request)
+        return await response if isinstance(response, Awaitable) else response
+
+    transport = httpx.MockTransport(answer_request)
+    return SandboxClient(urls or ["http://one"], **{"give_up_after_s": 5.0, **settings}, transport=transport)
 
 
 def calls(*ids: str) -> list[ExecutionCall]:
@@ -48,6 +61,30 @@ async def test_ids_come_back_even_when_they_repeat() -> None:
 
 async def test_no_calls_no_request() -> None:
     assert await collect(client_of(answers_all), []) == []
+
+
+async def test_runs_that_come_together_go_out_together() -> None:
+    sizes: list[int] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sizes.append(len(ids_of(request)))
+        return answers_all(request)
+
+    async with client_of(handler) as client:
+        answers = await asyncio.gather(*(client.run(call) for call in calls(*"abcdefgh")))
+    assert [execution.id for execution in answers] == [*"abcdefgh"]
+    assert sizes == [8]
+
+
+async def test_a_batch_is_shared_between_nodes() -> None:
+    sizes: dict[str, int] = {}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sizes[request.url.host] = len(ids_of(request))
+        return answers_all(request)
+
+    await collect(client_of(handler, "http://one", "http://two"), calls(*"abcdefgh"))
+    assert sizes == {"one": 4, "two": 4}
 
 
 async def test_calls_are_sent_in_batches() -> None:
@@ -83,7 +120,7 @@ async def test_only_unanswered_calls_are_sent_again() -> None:
         return httpx.Response(200, text="\n".join(answer(id) for id in half))
 
     assert sorted(await collect(client_of(handler), calls("a", "b", "c"))) == ["a", "b", "c"]
-    assert seen == [["0", "1", "2"], ["1", "2"]]
+    assert [sorted(ids) for ids in seen] == [["0", "1", "2"], ["1", "2"]]
 
 
 async def test_an_answer_given_twice_counts_once() -> None:
@@ -139,12 +176,178 @@ async def test_unreachable_for_ever_is_unavailable() -> None:
             await client.run(calls("a")[0])
 
 
-async def test_a_failed_program_is_an_answer() -> None:
-    def handler(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, text=answer("0", "timeout"))
+@pytest.mark.parametrize("status", [status.value for status in ExecutionStatus if not status.is_ours])
+async def test_a_program_that_failed_is_an_answer_and_no_other_try_is_made(status: str) -> None:
+    tries = 0
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        nonlocal tries
+        tries += 1
+        return httpx.Response(200, text=answer(ids_of(request)[0], status))
+
+    async with client_of(handler, "http://one", "http://two") as client:
+        assert (await client.run(calls("a")[0])).status == status
+    assert tries == 1
+
+
+@pytest.mark.parametrize("status", ["rejected", "sandbox_error"])
+async def test_what_one_node_could_not_do_goes_to_the_other_at_once(status: str) -> None:
+    hosts: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        hosts.append(request.url.host)
+        (id,) = ids_of(request)
+        return httpx.Response(200, text=answer(id, status if len(hosts) == 1 else "ok", retry_after_s=60))
+
+    async with client_of(handler, "http://one", "http://two") as client:
+        async with asyncio.timeout(2):
+            assert (await client.run(calls("a")[0])).status == "ok"
+    assert sorted(hosts) == ["one", "two"]
+
+
+async def test_one_call_that_breaks_boxes_costs_its_siblings_nothing() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        bad = {call["id"] for call in json.loads(request.content)["calls"] if call["code"] == "break"}
+        statuses = {id: "sandbox_error" if id in bad else "ok" for id in ids_of(request)}
+        return httpx.Response(200, text="\n".join(answer(id, status) for id, status in statuses.items()))
+
+    wanted = [*calls("a", "b"), ExecutionCall(id="bad", code="break"), *calls("c")]
+    answered: list[str] = []
+    async with client_of(handler, "http://one", "http://two") as client:
+        with pytest.raises(SandboxUnavailable, match="1 of 4 calls") as caught:
+            async for execution in client.run_many(wanted):
+                answered.append(execution.id)
+    assert sorted(answered) == ["a", "b", "c"]
+    assert caught.value.ids == ["bad"]
+
+
+async def test_only_the_call_that_is_not_understood_is_refused() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if any(call["code"] == "huge" for call in json.loads(request.content)["calls"]):
+            return httpx.Response(413, json={"detail": "too large"})
+        return answers_all(request)
 
     async with client_of(handler) as client:
-        assert (await client.run(calls("a")[0])).status == "timeout"
+        runs = [client.run(call) for call in [*calls("a", "b"), ExecutionCall(id="bad", code="huge")]]
+        first, second, bad = await asyncio.gather(*runs, return_exceptions=True)
+    assert (first.id, second.id) == ("a", "b")
+    assert isinstance(bad, SandboxRefused)
+
+
+async def never(request: httpx.Request) -> httpx.Response:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_a_deadline_ends_the_wait_and_is_told_to_the_node() -> None:
+    told: list[float] = []
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        told.append(json.loads(request.content)["deadline_s"])
+        return await never(request)
+
+    async with client_of(handler) as client:
+        with pytest.raises(SandboxUnavailable, match="within 0.2 s") as caught:
+            await client.run(calls("a")[0], deadline_s=0.2)
+    assert 0 < told[0] <= 0.2
+    assert caught.value.ids == ["a"]
+
+
+async def test_waiting_for_a_full_node_counts_to_the_deadline() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text=answer(ids_of(request)[0], "rejected", retry_after_s=0.05))
+
+    async with client_of(handler, deadline_s=0.3) as client:
+        with pytest.raises(SandboxUnavailable, match="within 0.3 s"):
+            await client.run(calls("a")[0])
+
+
+async def test_a_call_nobody_waits_for_closes_its_request() -> None:
+    closed = asyncio.Event()
+    posted = asyncio.Event()
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        posted.set()
+        try:
+            return await never(request)
+        finally:
+            closed.set()
+
+    async with client_of(handler) as client:
+        running = asyncio.create_task(client.run(calls("a")[0]))
+        await posted.wait()
+        running.cancel()
+        await asyncio.wait_for(closed.wait(), 2)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_closing_the_client_ends_what_waits() -> None:
+    async with client_of(never) as client:
+        running = asyncio.create_task(client.run(calls("a")[0]))
+        await asyncio.sleep(0)
+    with pytest.raises(SandboxUnavailable, match="closed"):
+        await running
+
+
+async def test_a_node_never_has_more_than_its_boxes_can_use() -> None:
+    sent, most = 0, 0
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        nonlocal sent, most
+        count = len(ids_of(request))
+        sent += count
+        most = max(most, sent)
+        await asyncio.sleep(0)
+        sent -= count
+        return answers_all(request)
+
+    assert len(await collect(client_of(handler), calls(*map(str, range(500))))) == 500
+    assert most <= FLOOR_IN_FLIGHT
+
+
+async def test_a_burst_is_answered_exactly_once_though_nodes_stumble() -> None:
+    chance = random.Random(7)
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        ids = ids_of(request)
+        if chance.random() < 0.001:
+            raise httpx.ReadError("reset")
+        if chance.random() < 0.002:
+            ids = ids[: len(ids) // 2]
+        return httpx.Response(200, text="\n".join(answer(id, stdout=id) for id in ids))
+
+    wanted = calls(*map(str, range(45_000)))
+    answered = await collect(client_of(handler, "http://one", "http://two"), wanted)
+    assert len(answered) == 45_000
+    assert sorted(map(int, answered)) == list(range(45_000))
+
+
+async def test_new_nodes_are_used_and_old_ones_left() -> None:
+    hosts: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        hosts.append(request.url.host)
+        return answers_all(request)
+
+    async with client_of(handler, "http://old") as client:
+        await client.run(calls("a")[0])
+        client.set_urls(["http://new/"])
+        await client.run(calls("b")[0])
+        with pytest.raises(ValueError, match="at least one node"):
+            client.set_urls([])
+    assert hosts == ["old", "new"]
+
+
+async def test_when_a_node_is_lost_it_is_asked_which_there_are() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "gone":
+            raise httpx.ConnectError("refused")
+        return answers_all(request) if request.method == "POST" else health()
+
+    transport = httpx.MockTransport(handler)
+    async with SandboxClient(["http://gone"], find_urls=lambda: ["http://here"], transport=transport) as client:
+        assert (await client.run(calls("a")[0])).status == "ok"
 
 
 @pytest.mark.parametrize("status", [404, 422])
@@ -193,7 +396,8 @@ async def test_blocking_works_inside_a_running_loop() -> None:
 
 
 async def test_health_of_a_silent_node_is_none() -> None:
-    async with client_of(lambda _: httpx.Response(503)) as client:
+    transport = httpx.MockTransport(lambda _: httpx.Response(503))
+    async with SandboxClient(["http://one"], transport=transport) as client:
         assert await client.health() == {"http://one": None}
 
 
