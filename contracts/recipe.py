@@ -6,12 +6,12 @@ Paths: relative ones are under the run's artifact folder; `artifacts:X` is X und
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from contracts.base import Frozen
-from contracts.execution import Limits
+from contracts.execution import LimitProfile, Limits
 
 
 class Resample(StrEnum):
@@ -33,12 +33,84 @@ class LossAggregation(StrEnum):
     SEQUENCE = "sequence"  # mean per sequence, then over sequences (eq. 1)
 
 
+class FeedbackStyle(StrEnum):
+    """How a tool response is written; see docs/decisions/tool-feedback.md."""
+
+    RAW = "raw"  # as the paper describes it (2.1): what was printed, and of a failure why
+    LABELLED = "labelled"  # as the released code writes it: outcome, stdout, stderr, execution time
+
+
+OLD_LENGTH = "max_response_chars"  # recipes stored before tool responses were counted in tokens have it
+
+
 class ToolSettings(Frozen):
     """The Python tool: limits of one call and how its response is shown."""
 
+    profile: LimitProfile = Field(
+        LimitProfile.SIMPLE, description="named limits; single ones can be set apart under limits"
+    )
     limits: Limits = Limits()
-    max_response_chars: int = Field(256, ge=16, description="longer tool responses keep head and tail")
-    traceback_lines: int = Field(20, ge=1, description="lines of a traceback that are shown, the last ones")
+    feedback: FeedbackStyle = Field(
+        FeedbackStyle.RAW, description="raw: the output alone, as in the paper; labelled: as the released code"
+    )
+    max_tool_response_tokens: int = Field(
+        256,
+        ge=32,
+        description="of the policy's tokenizer; a longer response keeps head and tail (released code: 256 characters)",
+    )
+    traceback_lines: int = Field(0, ge=0, description="lines of a traceback that are shown, the last ones; 0: all")
+    stateful: bool = Field(
+        False, description="a call sees what the trajectory's earlier calls defined: they are replayed"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _limits_not_given_are_the_profiles(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if OLD_LENGTH in values:
+            raise ValueError(f"{OLD_LENGTH} is now max_tool_response_tokens, counted by the policy's tokenizer")
+        given = values.get("limits", {})
+        try:
+            profile = LimitProfile(values.get("profile", LimitProfile.SIMPLE))
+        except ValueError:
+            return values
+        return values | {"limits": _fill(given, profile.limits)} if isinstance(given, dict) else values
+
+    @model_validator(mode="after")
+    def _cpu_ends_first(self) -> Self:
+        if self.limits.cpu_s > self.limits.wall_s:
+            raise ValueError(
+                f"limits.cpu_s {self.limits.cpu_s:g} is above limits.wall_s {self.limits.wall_s:g}: "
+                "the CPU limit would never be reached"
+            )
+        return self
+
+    def own_limits(self) -> dict[str, Any]:
+        """The limits that are not the profile's."""
+        usual = self.profile.limits.model_dump()
+        return {name: value for name, value in self.limits.model_dump().items() if value != usual[name]}
+
+
+def _fill(given: dict[str, Any], usual: Limits) -> dict[str, Any]:
+    """The limits given, the profile's for the rest; a shorter wall time shortens the CPU time with it."""
+    filled = usual.model_dump() | given
+    try:
+        wall_s = float(filled["wall_s"])
+    except (TypeError, ValueError):  # said by the field itself
+        return filled
+    if "cpu_s" not in given and wall_s < usual.cpu_s:
+        filled["cpu_s"] = round(wall_s * usual.cpu_s / usual.wall_s, 3)
+    return filled
+
+
+def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
+    """A resolved recipe of an earlier version in today's fields; ASCII text has no more tokens than characters."""
+    tool = stored.get("tool")
+    if not isinstance(tool, dict) or OLD_LENGTH not in tool:
+        return stored
+    rest = {name: value for name, value in tool.items() if name != OLD_LENGTH}
+    return stored | {"tool": rest | {"max_tool_response_tokens": max(32, int(tool[OLD_LENGTH]))}}
 
 
 class Sampling(Frozen):

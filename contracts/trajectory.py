@@ -9,6 +9,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from contracts.base import Frozen
+from contracts.execution import ExecutionStatus
 from contracts.scoring import Grade
 
 
@@ -93,11 +94,16 @@ class ToolCallRow(Frozen):
     response_start: int
     response_end: int
     response_text: str = Field(description="what the model saw")
+    is_cut: bool = Field(False, description="it was cut to the recipe's max_tool_response_tokens")
+    execution_status: ExecutionStatus | None = Field(None, description="how the program ended; None: nothing was run")
     exit_code: int | None = None
+    signal: int | None = None
     stdout_bytes: int = 0
     stderr_bytes: int = 0
+    truncated: bool = Field(False, description="the sandbox kept only head and tail of what was printed")
     exec_ms: float = 0.0
     queue_ms: float = 0.0
+    cpu_ms: float = 0.0
     node: str = ""
 
 

@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from contracts.events import Outcome
-from contracts.recipe import Recipe
+from contracts.recipe import Recipe, upgrade
 from sandbox.client import SandboxClient
 from trainer.delivery import Target
 from trainer.pipeline import Parts, RunRefused, check_recipe, prepare_libraries, run_pipeline
@@ -62,7 +62,7 @@ def _run(recipe: Recipe, options: argparse.Namespace) -> Outcome:
         with asyncio.Runner() as runner:
             client, grader = SandboxClient(urls, run_id=run), GraderPool()
             try:
-                parts = Parts(PythonTool(client, recipe.tool), grader)
+                parts = Parts(lambda chat: PythonTool(client, recipe.tool, chat), grader)
                 outcome = run_pipeline(recipe, places, reporter, parts=parts, runner=runner)
             finally:
                 runner.run(grader.close())
@@ -111,13 +111,16 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), seed: int | None = No
     """The recipe of a file with `--set` overrides; RecipeError names file, field and fault."""
     try:
         text = path.read_text()
-        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        is_stored = path.suffix == ".json"  # machine-written, perhaps by an earlier version
+        values = json.loads(text) if is_stored else yaml.safe_load(text)
     except OSError as error:
         raise RecipeError(f"{path}: {error.strerror}") from error
     except (ValueError, yaml.YAMLError) as error:
         raise RecipeError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"{path}: not a mapping of fields")
+    if is_stored:
+        values = upgrade(values)
     for override in overrides:
         key, found, value = override.partition("=")
         if not found:

@@ -6,7 +6,7 @@ import platform
 import subprocess
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,7 @@ from transformers import Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from contracts.events import CheckpointWritten, LogLevel, Outcome, RunEnded, RunStarted, StageFinished, StageStarted
-from contracts.recipe import AnyStage, CurateStage, Recipe, RlStage, SftStage
+from contracts.recipe import AnyStage, CurateStage, Recipe, RlStage, SftStage, upgrade
 from trainer.analysis.tokens import MarkSettings, TokenAnalysis, analyze
 from trainer.curate import run_curate
 from trainer.evaluate import run_evaluate
@@ -184,7 +184,7 @@ class RunContext:
 class Parts:
     """What differs between a real run and a test."""
 
-    tool: Tool
+    make_tool: Callable[[Chat], Tool]
     grader: Grader
 
 
@@ -218,9 +218,18 @@ def check_recipe(recipe: Recipe, out: Path, *, resume: bool) -> None:
     if path.exists():
         if not resume:
             raise RunRefused(f"{out} already holds a run: add --resume to continue it, or choose another folder")
-        if differences := list_differences(json.loads(path.read_text()), resolved):
+        if differences := list_differences(_stored_recipe(path), resolved):
             raise RunRefused(f"the recipe differs from the one {out} was started with: {'; '.join(differences[:10])}")
     write_atomically(path, json.dumps(resolved, indent=1).encode())
+
+
+def _stored_recipe(path: Path) -> Any:
+    """The recipe a run was started with, in today's fields where it still holds."""
+    stored = json.loads(path.read_text())
+    try:
+        return Recipe.model_validate(upgrade(stored)).model_dump(mode="json")
+    except (ValueError, AttributeError):
+        return stored
 
 
 def list_differences(old: Any, new: Any, at: str = "") -> list[str]:
@@ -241,7 +250,8 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
         default=1024,
     )
     engine = TorchEngine(model, max_batch=MAX_BATCH, max_context=longest + MAX_PROMPT_TOKENS)
-    sampler = Sampler(runner, engine, Chat(load_tokenizer(source)), tool=parts.tool, grader=parts.grader)
+    chat = Chat(load_tokenizer(source))
+    sampler = Sampler(runner, engine, chat, tool=parts.make_tool(chat), grader=parts.grader)
     context = RunContext(
         recipe=recipe,
         places=places,

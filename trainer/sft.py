@@ -17,6 +17,7 @@ from trainer.data.transcripts import Demonstration, demonstrations
 from trainer.policy.model import score_rows
 from trainer.policy.optimizer import apply_update, cosine_rate
 from trainer.rollout.chat import Chat
+from trainer.rollout.feedback import render
 from trainer.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -77,9 +78,10 @@ def _make_rows(context: "RunContext", index: int) -> list[Row]:
     curate_index, curate = context.curated_before(index)
     kept = {p.id for p in load_problems(context.out / train_file(curate_index))}
     problems = _known_problems(context, curate_index, curate, kept)
-    lines = context.recipe.tool.traceback_lines
-    shown = demonstrations(problems, derive_seed(context.recipe.seed, "demonstrations", index), error_lines=lines)
-    rows = [encode_demonstration(context.sampler.chat, d) for d in shown]
+    chat, tool = context.sampler.chat, context.recipe.tool
+    seed = derive_seed(context.recipe.seed, "demonstrations", index)
+    shown = demonstrations(problems, seed, respond=lambda result: render(result.as_execution(), tool, chat).text)
+    rows = [encode_demonstration(chat, d) for d in shown]
     limit = context.sampler.engine.max_context
     fitting = [row for row in rows if len(row.prompt_ids) + len(row.response_ids) <= limit]
     if not fitting:

@@ -5,7 +5,7 @@ import yaml
 from pydantic import ValidationError
 
 from contracts import recipe
-from contracts.execution import Limits
+from contracts.execution import LimitProfile, Limits
 from contracts.recipe import Recipe
 
 RECIPES = sorted(Path("recipes").glob("*.yaml"))
@@ -56,6 +56,55 @@ def test_a_bad_recipe_is_refused_with_a_sentence(data, sentence):
         Recipe.model_validate(data)
 
 
+@pytest.mark.parametrize(
+    ("tool", "limits"),
+    [
+        ({}, Limits()),
+        ({"profile": "complex"}, LimitProfile.COMPLEX.limits),
+        ({"profile": "paper", "limits": {"memory_mb": 64}}, Limits(wall_s=4, cpu_s=3.5, memory_mb=64)),
+        ({"profile": "complex", "limits": {"wall_s": 27}}, Limits(wall_s=27, cpu_s=25, memory_mb=1024)),
+        ({"limits": {"wall_s": 2.5}}, Limits(wall_s=2.5, cpu_s=2)),  # the CPU time stays below
+        ({"limits": {"wall_s": "2.5"}}, Limits(wall_s=2.5, cpu_s=2)),  # as the form sends it
+        ({"limits": {"wall_s": 60, "cpu_s": 50}}, Limits(wall_s=60, cpu_s=50)),
+    ],
+)
+def test_limits_not_given_are_the_profile_s(tool, limits):
+    assert Recipe.model_validate(curated(tool=tool)).tool.limits == limits
+
+
+@pytest.mark.parametrize("profile", LimitProfile)
+def test_own_limits_and_the_profile_give_the_limits_again(profile):
+    first = recipe.ToolSettings.model_validate({"profile": profile, "limits": {"wall_s": 5, "open_files": 64}})
+    assert recipe.ToolSettings.model_validate({"profile": profile, "limits": first.own_limits()}) == first
+    assert recipe.ToolSettings.model_validate(first.model_dump(mode="json")) == first
+
+
+@pytest.mark.parametrize(
+    ("tool", "sentence"),
+    [
+        ({"limits": {"cpu_s": 9}}, "limits.cpu_s 9 is above limits.wall_s 5"),
+        ({"profile": "huge"}, "'simple', 'complex', 'symbolic' or 'paper'"),
+        ({"limits": 5}, "valid dictionary"),
+        ({"limits": {"wall_s": "long"}}, "valid number"),
+        ({"limits": {"seconds": 5}}, "Extra inputs"),
+        ({"max_response_chars": 160}, "max_response_chars is now max_tool_response_tokens"),
+        (7, "valid dictionary"),
+    ],
+)
+def test_bad_tool_settings_are_refused_with_a_sentence(tool, sentence):
+    with pytest.raises(ValidationError, match=sentence):
+        Recipe.model_validate(curated(tool=tool))
+
+
+def test_a_stored_recipe_of_an_earlier_version_is_upgraded():
+    limits = Limits(cpu_s=2).model_dump()
+    stored = curated(tool={"limits": limits, "max_response_chars": 160, "traceback_lines": 1})
+    upgraded = Recipe.model_validate(recipe.upgrade(stored))
+    assert (upgraded.tool.max_tool_response_tokens, upgraded.tool.traceback_lines) == (160, 1)
+    assert upgraded.tool.limits == Limits(cpu_s=2)
+    assert recipe.upgrade(curated()) == curated() and "max_response_chars" in stored["tool"]
+
+
 def test_a_recipe_does_not_change():
     made = Recipe.model_validate(curated(rl()))
     with pytest.raises(ValidationError):
@@ -67,18 +116,19 @@ def test_rl_steps_add_up_over_the_stages():
 
 
 def test_a_recipe_has_at_most_sixty_fields():
-    # a field of a base class counts once; `kind` only tells stages apart
+    # a field of a base class counts once; `kind` only tells stages apart, a section that is always there is its fields
     models = [
         *(recipe.Recipe, recipe.ToolSettings, recipe.Sampling, recipe.HardSubset, Limits, recipe.Stage),
         *(recipe.CurateStage, recipe.SftStage, recipe.RlStage, recipe.EvaluateStage),
     ]
-    own = [n for m in models for n in m.__annotations__ if n != "kind"]
+    sections = {"kind", "tool", "limits", "sampling", "stages"}
+    own = [n for m in models for n in m.__annotations__ if n not in sections]
     assert len(own) <= 60
 
 
 def test_every_setting_says_what_it_means():
     models = (recipe.CurateStage, recipe.SftStage, recipe.RlStage, recipe.EvaluateStage, recipe.Recipe)
-    silent = {"kind", "sampling", "tool", "stages"}  # a tag, and sections of their own
-    for model in (*models, recipe.Sampling, recipe.HardSubset):
+    silent = {"kind", "sampling", "tool", "limits", "stages"}  # a tag, and sections of their own
+    for model in (*models, recipe.Sampling, recipe.HardSubset, recipe.ToolSettings):
         for name, field in model.model_fields.items():
             assert name in silent or field.description, f"{model.__name__}.{name}"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from contracts.scoring import Grade, Graded
-from contracts.trajectory import EntropyKind, ToolStatus
+from contracts.trajectory import EntropyKind, ToolCallRow, ToolStatus
 from trainer.rollout.agent import ToolResponse
 from trainer.rollout.chat import Chat
 from trainer.rollout.engine import EngineError, FinishReason, Generation, OnTokens, SamplingSpec
@@ -62,9 +62,13 @@ class FakeTool:
     def __init__(self, answer: Callable[[str], ToolResponse] | None = None) -> None:
         self.answer = answer or (lambda code: ToolResponse(ToolStatus.OK, code))
         self.seen: list[tuple[ParsedCall, str, int]] = []
+        self.earlier: list[list[ToolCallRow]] = []
 
-    async def respond(self, call: ParsedCall, call_id: str, seed: int) -> ToolResponse:
+    async def respond(
+        self, call: ParsedCall, call_id: str, seed: int, earlier: Sequence[ToolCallRow] = ()
+    ) -> ToolResponse:
         self.seen.append((call, call_id, seed))
+        self.earlier.append(list(earlier))
         return ToolResponse(call.status, call.error) if call.status.is_error else self.answer(call.code)
 
 

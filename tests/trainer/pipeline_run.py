@@ -11,7 +11,7 @@ import pytest
 from contracts.events import Event, Outcome
 from contracts.recipe import Recipe
 from contracts.scoring import Grade, Graded
-from contracts.trajectory import ToolStatus
+from contracts.trajectory import ToolCallRow, ToolStatus
 from tests.trainer.tiny import save_tiny
 from trainer.pipeline import Parts, run_pipeline
 from trainer.policy.checkpoint import CheckpointStore
@@ -56,7 +56,9 @@ STAGES: list[dict[str, Any]] = [
 class FakeTool:
     """Answers every call with 2."""
 
-    async def respond(self, call: ParsedCall, call_id: str, seed: int) -> ToolResponse:
+    async def respond(
+        self, call: ParsedCall, call_id: str, seed: int, earlier: Sequence[ToolCallRow] = ()
+    ) -> ToolResponse:
         return ToolResponse(ToolStatus.OK, "2")
 
 
@@ -97,7 +99,7 @@ class TinyRun:
         places = Places(self.out, None, self.out)
         try:
             with asyncio.Runner() as runner:
-                parts = Parts(FakeTool(), FakeGrader())
+                parts = Parts(lambda chat: FakeTool(), FakeGrader())
                 return run_pipeline(self.recipe, places, self.reporter, parts=parts, runner=runner)
         finally:
             self.reporter.close()

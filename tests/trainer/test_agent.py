@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from contracts.execution import Execution, ExecutionStatus
 from contracts.recipe import Sampling
 from contracts.scoring import Graded, Ungraded, UngradedReason
 from contracts.trajectory import EntropyKind, StopReason, TokenClass, ToolStatus
@@ -86,6 +87,20 @@ async def test_positions_of_call_and_response(chat):
     assert call.response_text == "print(4)"
     assert call.response_start == trajectory.turns[0].end
     assert call.response_end == trajectory.turns[1].start
+
+
+async def test_what_the_sandbox_measured_is_on_record_and_later_calls_know_of_it(chat):
+    done = Execution(id="1", status="cpu_limit", stdout_bytes=9, truncated=True, exec_ms=5, queue_ms=2, cpu_ms=4)
+    tool = FakeTool(lambda code: ToolResponse(ToolStatus.TIMEOUT, "cut", done, is_cut=True))
+    parts = rollouts(chat, call_text("1"), call_text("2"), answer_text("4"), tool=tool)
+    trajectory = await run_trajectory(request(), parts)
+    row = trajectory.tool_calls[0]
+    assert (row.status, row.execution_status, row.is_cut, row.truncated) == (
+        *(ToolStatus.TIMEOUT, ExecutionStatus.CPU_LIMIT),
+        *(True, True),
+    )
+    assert (row.stdout_bytes, row.exec_ms, row.queue_ms, row.cpu_ms) == (9, 5, 2, 4)
+    assert [[r.code for r in earlier] for earlier in tool.earlier] == [[], ["1"]]
 
 
 async def test_code_of_several_byte_tokens_is_read_whole(chat):
@@ -262,7 +277,7 @@ async def test_order_siblings_and_stop(chat):
 async def test_concurrency_is_bounded(chat):
     running = peak = 0
 
-    async def slow(call, call_id, seed):
+    async def slow(call, call_id, seed, earlier):
         nonlocal running, peak
         running += 1
         peak = max(peak, running)

@@ -1,5 +1,6 @@
 """A whole run on a random tiny model: stages in order, every metric, a ledger that adds up, honest endings."""
 
+import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -9,12 +10,12 @@ import pytest
 
 from contracts.events import Event, LogLevel, Outcome, RunEnded
 from contracts.metrics import METRICS
-from contracts.recipe import CurateStage
+from contracts.recipe import CurateStage, Recipe
 from contracts.scoring import Ungraded, UngradedReason
 from contracts.trajectory import Decision
 from tests.trainer.pipeline_run import RL, STAGES, TinyRun, collect_and_grade_by_ids
 from trainer.__main__ import RecipeError, load_recipe, main
-from trainer.pipeline import RunRefused, check_recipe
+from trainer.pipeline import RECIPE_FILE, RunRefused, check_recipe
 from trainer.reporter import Reporter
 from trainer.rl import pick_prompts
 from trainer.rollout.trajectory import Problem
@@ -184,6 +185,20 @@ def test_a_changed_recipe_is_refused_with_the_difference(tmp_path: Path, monkeyp
     check_recipe(run.recipe, run.out, resume=True)
     with pytest.raises(RunRefused, match="seed: 1 -> 7"):
         check_recipe(run.recipe.model_copy(update={"seed": 7}), run.out, resume=True)
+
+
+def test_a_run_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    recipe = Recipe.model_validate({"name": "x", "stages": [{"kind": "curate", "name": "c"}]})
+    stored = recipe.model_dump(mode="json")
+    limits = stored["tool"]["limits"]
+    stored["tool"] = {"limits": limits, "max_response_chars": 256, "traceback_lines": 0}
+    path = tmp_path / RECIPE_FILE
+    path.write_text(json.dumps(stored))
+    check_recipe(load_recipe(path), tmp_path, resume=True)
+    written = tmp_path / "by-hand.yaml"
+    written.write_text(json.dumps(stored))
+    with pytest.raises(RecipeError, match="max_response_chars is now max_tool_response_tokens"):
+        load_recipe(written)
 
 
 def test_recipe_errors_name_file_field_and_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

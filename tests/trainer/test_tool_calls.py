@@ -5,14 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.execution import MAX_CODE_BYTES, Execution, ExecutionCall, ExecutionStatus
+from contracts.execution import MAX_CODE_BYTES, MAX_HISTORY_CELLS, Execution, ExecutionCall, ExecutionStatus
 from contracts.recipe import ToolSettings
-from contracts.trajectory import ToolStatus
+from contracts.trajectory import ToolCallRow, ToolStatus
 from sandbox.client import SandboxUnavailable
-from trainer.rollout.python_tool import CUT_MARK, PythonTool, cut_middle, describe
+from tests.trainer.fakes import TINY_BASE
+from trainer.rollout.chat import Chat, load_tokenizer
+from trainer.rollout.python_tool import PythonTool, history_of
 from trainer.rollout.tool_calls import TOOL_NAMES, parse_tool_call
 
 NAME = TOOL_NAMES[0]
+CHAT = Chat(load_tokenizer(TINY_BASE))
 CASES = Path(__file__).parents[3] / "shared" / "data" / "toolcall_cases.jsonl"
 CASE_NAMES = ("python", "edit", "code_interpreter")
 # Where the collection leaves a choice, ours: tc-09 (arguments as a JSON string) is refused with a clear text,
@@ -132,13 +135,11 @@ class FakeClient:
         return Execution(id=request.id, **self.result)
 
 
-def execution(status: ExecutionStatus, **fields: object) -> Execution:
-    return Execution(id="1", status=status, **fields)
-
-
 async def test_success_is_stdout_without_the_trailing_newline():
     client = FakeClient(status=ExecutionStatus.OK, stdout="an error word\n", exec_ms=3.0)
-    response = await PythonTool(client, ToolSettings()).respond(parse_tool_call(call(code="c", input="i")), "id", 2**62)
+    response = await PythonTool(client, ToolSettings(), CHAT).respond(
+        parse_tool_call(call(code="c", input="i")), "id", 2**62
+    )
     assert (response.status, response.text) == (ToolStatus.OK, "an error word")
     assert (client.calls[0].code, client.calls[0].stdin, client.calls[0].id) == ("c", "i", "id")
     assert client.calls[0].seed < 2**32
@@ -147,7 +148,7 @@ async def test_success_is_stdout_without_the_trailing_newline():
 
 async def test_an_unusable_call_never_reaches_the_sandbox():
     client = FakeClient(status=ExecutionStatus.OK)
-    response = await PythonTool(client, ToolSettings()).respond(parse_tool_call(call(code=5)), "id", 1)
+    response = await PythonTool(client, ToolSettings(), CHAT).respond(parse_tool_call(call(code=5)), "id", 1)
     assert response.status is ToolStatus.INVALID_CALL
     assert "code" in response.text
     assert client.calls == []
@@ -155,46 +156,34 @@ async def test_an_unusable_call_never_reaches_the_sandbox():
 
 @pytest.mark.parametrize("status", [ExecutionStatus.REJECTED, ExecutionStatus.SANDBOX_ERROR])
 async def test_a_failure_of_ours_is_raised_not_shown(status):
-    tool = PythonTool(FakeClient(status=status, reason="full"), ToolSettings())
+    tool = PythonTool(FakeClient(status=status, reason="full"), ToolSettings(), CHAT)
     with pytest.raises(SandboxUnavailable, match="full"):
         await tool.respond(parse_tool_call(call(code="1")), "id", 1)
 
 
-@pytest.mark.parametrize(
-    ("result", "text"),
-    [
-        (execution(ExecutionStatus.OK), "(no output)"),
-        (execution(ExecutionStatus.ERROR, stderr="Traceback\n  line\nNameError: x\n"), "  line\nNameError: x"),
-        (execution(ExecutionStatus.ERROR, stdout="7\n", stderr="ValueError: y"), "7\nValueError: y"),
-        (execution(ExecutionStatus.ERROR, exit_code=3), "The program ended with exit code 3 and no message"),
-        (execution(ExecutionStatus.TIMEOUT), "TimeoutError: the time limit of 5 s was exceeded"),
-        (execution(ExecutionStatus.CPU_LIMIT), "TimeoutError: the CPU time limit of 4 s was exceeded"),
-        (execution(ExecutionStatus.MEMORY), "MemoryError: the memory limit of 512 MB was exceeded"),
-        (execution(ExecutionStatus.OUTPUT_LIMIT), "OutputLimitError: more than 64 kB of output"),
-        (execution(ExecutionStatus.SIGNAL, signal=11), "The program was killed by signal 11"),
-    ],
-)
-def test_what_the_model_reads(result, text):
-    assert describe(result, ToolSettings(traceback_lines=2)) == text
+def row(code: str, status: ToolStatus = ToolStatus.OK) -> ToolCallRow:
+    places = {"call_start": 0, "call_end": 1, "response_start": 1, "response_end": 1, "response_text": ""}
+    return ToolCallRow(turn=0, name=NAME, code=code, status=status, **places)
 
 
-def test_every_status_of_a_program_has_a_text():
-    for status in ExecutionStatus:
-        if not status.is_ours:
-            assert describe(execution(status), ToolSettings())
+@pytest.mark.parametrize(("stateful", "history"), [(False, []), (True, ["x = 1", "1 / 0"])])
+async def test_a_stateful_tool_replays_what_ran_to_its_end(stateful, history):
+    client = FakeClient(status=ExecutionStatus.OK)
+    killed = (ToolStatus.TIMEOUT, ToolStatus.MEMORY, ToolStatus.KILLED, ToolStatus.OUTPUT_LIMIT)
+    refused = (ToolStatus.INVALID_CALL, ToolStatus.UNKNOWN_TOOL)
+    earlier = [row("x = 1"), row("1 / 0", ToolStatus.ERROR), *(row("gone", s) for s in killed + refused)]
+    tool = PythonTool(client, ToolSettings(stateful=stateful), CHAT)
+    await tool.respond(parse_tool_call(call(code="x")), "id", 1, earlier)
+    assert client.calls[0].history == history
 
 
-def test_long_output_never_cuts_the_reason():
-    text = describe(execution(ExecutionStatus.TIMEOUT, stdout="x" * 5000), ToolSettings(max_response_chars=100))
-    assert len(text) == 100
-    assert text.startswith("x")
-    assert text.endswith("TimeoutError: the time limit of 5 s was exceeded")
+def test_history_keeps_the_newest_cells_that_fit():
+    assert history_of([row(str(i)) for i in range(70)]) == [str(i) for i in range(70 - MAX_HISTORY_CELLS, 70)]
+    half = "#" * (MAX_CODE_BYTES // 2)
+    assert history_of([row("old"), row(half), row(half)]) == [half, half]
 
 
-@given(st.text(max_size=300), st.integers(16, 200))
-def test_cut_keeps_head_and_tail_within_the_limit(text, limit):
-    cut = cut_middle(text, limit)
-    assert len(cut) == min(len(text), limit)
-    if len(text) > limit:
-        head, _, tail = cut.partition(CUT_MARK)
-        assert text.startswith(head) and text.endswith(tail)
+async def test_a_cut_response_says_so():
+    client = FakeClient(status=ExecutionStatus.OK, stdout="7" * 5000)
+    response = await PythonTool(client, ToolSettings(), CHAT).respond(parse_tool_call(call(code="1")), "id", 1)
+    assert response.is_cut and len(response.text) < 400

@@ -87,6 +87,13 @@ def test_tool_responses_are_the_output_of_the_code_above_them() -> None:
         assert shown == [response_text(run_snippet(code)) for code in codes(demonstration)]
 
 
+def test_responses_are_written_by_the_one_who_is_asked_to() -> None:
+    plain, shouted = demonstrations(PROBLEMS[:50], 4), demonstrations(PROBLEMS[:50], 4, respond=lambda r: f"{r.ok}!")
+    for one, other in zip(plain, shouted, strict=True):
+        assert [m for m in one.messages if m.trained] == [m for m in other.messages if m.trained]
+        assert {m.content for m in other.messages if m.role == "tool"} <= {"True!", "False!"}
+
+
 @pytest.mark.parametrize("habit", [Habit.PROPER, Habit.DOUBLE_CHECK])
 def test_good_habits_answer_right_without_an_error(habit: Habit) -> None:
     for demonstration in demonstrate_all(**{habit.value: 1.0}):

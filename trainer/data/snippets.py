@@ -11,6 +11,8 @@ import sys
 import traceback
 from dataclasses import dataclass
 
+from contracts.execution import Execution, ExecutionStatus
+
 FILE_NAME = "main.py"
 
 
@@ -19,6 +21,13 @@ class SnippetResult:
     ok: bool
     stdout: str
     stderr: str
+
+    def as_execution(self) -> Execution:
+        """The same as the sandbox would have answered, but for the time, which would differ at every run."""
+        status = ExecutionStatus.OK if self.ok else ExecutionStatus.ERROR
+        return Execution(
+            id="snippet", status=status, exit_code=int(not self.ok), stdout=self.stdout, stderr=self.stderr
+        )
 
 
 @functools.lru_cache(maxsize=50_000)
@@ -48,7 +57,10 @@ def _last_line(error: Exception) -> str:
 
 
 def response_text(result: SnippetResult, *, error_lines: int = 1, max_chars: int = 200) -> str:
-    """What the model sees of a run: stdout as it is, or the last lines of the traceback (0 lines: all of it)."""
+    """What the base model's corpus shows of a run: stdout, or the last lines of the traceback (0: all of it).
+
+    In a run `trainer.rollout.feedback` writes the responses, by the recipe.
+    """
     if result.ok:
         text = result.stdout.rstrip("\n") or "(no output)"
     else:

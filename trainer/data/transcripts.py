@@ -7,13 +7,14 @@ left for reinforcement learning to find out. Every tool response shown is the ge
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainer.data.snippets import response_text, run_snippet
+from trainer.data.snippets import SnippetResult, response_text, run_snippet
 from trainer.data.synthetic import OUTPUT, SyntheticProblem
 
+Respond = Callable[[SnippetResult], str]
 TOOL_NAME = "execute_python_code_with_standard_io"
 
 
@@ -133,17 +134,20 @@ _GIVE_UP = ("I will answer without the tool.", "So I have to guess.", "I give up
 
 
 def demonstrations(
-    problems: Sequence[SyntheticProblem], seed: int, *, mix: HabitMix | None = None, error_lines: int = 1
+    problems: Sequence[SyntheticProblem], seed: int, *, mix: HabitMix | None = None, respond: Respond = response_text
 ) -> list[Demonstration]:
     """One demonstration per problem, its habit drawn by the mix; deterministic in its arguments."""
     rng = random.Random(f"demonstrations-{seed}")  # noqa: S311
-    return [demonstrate(rng, problem, mix or HabitMix(), error_lines=error_lines) for problem in problems]
+    return [demonstrate(rng, problem, mix or HabitMix(), respond=respond) for problem in problems]
 
 
-def demonstrate(rng: random.Random, problem: SyntheticProblem, mix: HabitMix, *, error_lines: int = 1) -> Demonstration:
+def demonstrate(
+    rng: random.Random, problem: SyntheticProblem, mix: HabitMix, *, respond: Respond = response_text
+) -> Demonstration:
+    """`respond` writes a program's end as the model will see it."""
     shares = mix.shares()
     habit = rng.choices(tuple(shares), tuple(shares.values()))[0]
-    script = _Script(rng, problem, mix, error_lines)
+    script = _Script(rng, problem, mix, respond)
     match habit:
         case Habit.PROPER:
             script.solve(_opening(rng, habit, problem))
@@ -179,18 +183,19 @@ def _opening(rng: random.Random, habit: Habit, problem: SyntheticProblem) -> str
 class _Script:
     """Writes the messages of one demonstration in order."""
 
-    def __init__(self, rng: random.Random, problem: SyntheticProblem, mix: HabitMix, error_lines: int) -> None:
+    def __init__(self, rng: random.Random, problem: SyntheticProblem, mix: HabitMix, respond: Respond) -> None:
         self._rng = rng
         self._problem = problem
         self._mix = mix
-        self._error_lines = error_lines
-        self._output = ""
+        self._respond = respond
+        self._output = ""  # what the newest program printed, or why it failed
         self.messages = [Message("user", problem.problem, trained=False)]
 
     def call(self, words: str, code: str) -> None:
         self._say(f"{words}</reason>\n{tool_call(code)}")
-        self._output = response_text(run_snippet(code), error_lines=self._error_lines)
-        self.messages.append(Message("tool", self._output, trained=False))
+        result = run_snippet(code)
+        self._output = (result.stdout if result.ok else result.stderr).rstrip("\n")
+        self.messages.append(Message("tool", self._respond(result), trained=False))
 
     def conclude(self, words: Sequence[str]) -> None:
         self._say(f"{self._fill(words)}</reason>\n{final_answer(self._output)}")

@@ -7,6 +7,7 @@ exercises (numbers, and a tool response into an answer) and bare programs with w
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from trainer.data.snippets import response_text, run_snippet
 from trainer.data.synthetic import DIFFICULTIES, FAMILIES, OUTPUT, SyntheticProblem, generate_problem, is_reserved
@@ -38,7 +39,9 @@ def draw_document(rng: random.Random, progress: float) -> Pieces:
 
 def draw_demonstration(rng: random.Random, mix: HabitMix, *, reserved: bool = False) -> Demonstration:
     lines = rng.choices((1, 2, 0), (8, 1, 1))[0]
-    return demonstrate(rng, draw_problem(rng, reserved=reserved), mix, error_lines=lines)
+    return demonstrate(
+        rng, draw_problem(rng, reserved=reserved), mix, respond=partial(response_text, error_lines=lines)
+    )
 
 
 def _transcript(rng: random.Random) -> Pieces:

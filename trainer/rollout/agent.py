@@ -5,8 +5,9 @@ rendered tool response (mask 0). Nothing the model wrote is ever encoded again.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from contracts.execution import Execution
 from contracts.recipe import Sampling
@@ -40,12 +41,15 @@ class ToolResponse:
     status: ToolStatus
     text: str
     execution: Execution | None = None
+    is_cut: bool = False
 
 
 class Tool(Protocol):
     """The Python tool, or a fake. Raises `SandboxUnavailable` when the sandbox, not the program, failed."""
 
-    async def respond(self, call: ParsedCall, call_id: str, seed: int) -> ToolResponse: ...
+    async def respond(
+        self, call: ParsedCall, call_id: str, seed: int, earlier: Sequence[ToolCallRow] = ()
+    ) -> ToolResponse: ...
 
 
 class Grader(Protocol):
@@ -177,7 +181,8 @@ class _Loop:
         """
         trajectory, request, chat = self.trajectory, self.request, self.rollouts.chat
         seed = derive_seed(request.seed, turn, "tool")
-        response = await self.rollouts.tool.respond(call, f"{request.seed:016x}-{turn}", seed)
+        call_id = f"{request.seed:016x}-{turn}"
+        response = await self.rollouts.tool.respond(call, call_id, seed, trajectory.tool_calls)
         closed = trajectory.response_ids[-1] == chat.turn_end_id
         ids = chat.tool_response_ids(response.text, closed)
         fits = len(trajectory.response_ids) + len(ids) < self.limit
@@ -203,13 +208,20 @@ class _Loop:
                 response_start=start,
                 response_end=len(trajectory.response_ids),
                 response_text=response.text if fits else "",
+                is_cut=response.is_cut,
                 **_measurements(response.execution),
             )
         )
         return fits
 
 
-def _measurements(execution: Execution | None) -> dict[str, int | float | str | None]:
+_MEASURED = {
+    *("exit_code", "signal", "stdout_bytes", "stderr_bytes", "truncated"),
+    *("exec_ms", "queue_ms", "cpu_ms", "node"),
+}
+
+
+def _measurements(execution: Execution | None) -> dict[str, Any]:
     if execution is None:
         return {}
-    return execution.model_dump(include={"exit_code", "stdout_bytes", "stderr_bytes", "exec_ms", "queue_ms", "node"})
+    return {"execution_status": execution.status, **execution.model_dump(include=_MEASURED)}

@@ -49,6 +49,7 @@ class Chat:
         if len(end_ids) != 1:
             raise ChatError("the chat template does not close an assistant turn with one special token")
         self.turn_end_id: int = end_ids[0]
+        self._empty_response = len(self._fill(self._suffix, ""))
         eos = tokenizer.eos_token_id
         self.stop_ids: tuple[int, ...] = tuple(sorted({self.turn_end_id} | ({eos} if eos is not None else set())))
 
@@ -64,6 +65,14 @@ class Chat:
         """
         ids = self._fill(self._suffix, text)
         return ids if closed else [self.turn_end_id, *ids]
+
+    def tool_response_size(self, text: str) -> int:
+        """Ids that `text` adds to an empty tool response."""
+        return len(self._fill(self._suffix, text)) - self._empty_response
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """First and last (exclusive) character of each id of untrusted text; ids of one character share them."""
+        return list(self._plain.encode(text, add_special_tokens=False).offsets)
 
     def encode(self, text: str) -> list[int]:
         """Ids of trusted text: special tokens spelled in it become special tokens (demonstrations)."""

@@ -1,17 +1,14 @@
-"""The Python tool: a parsed call becomes a sandbox execution, and that the text the model reads.
+"""The Python tool: a parsed call becomes a sandbox execution, and that the text the model reads."""
 
-The status is the sandbox's, never read from the text: a program may print "error" as it likes.
-"""
+from collections.abc import Sequence
 
-from contracts.execution import Execution, ExecutionCall, ExecutionStatus
+from contracts.execution import MAX_CODE_BYTES, MAX_HISTORY_CELLS, ExecutionCall, ExecutionStatus
 from contracts.recipe import ToolSettings
-from contracts.trajectory import ToolStatus
+from contracts.trajectory import ToolCallRow, ToolStatus
 from sandbox.client import SandboxClient, SandboxUnavailable
 from trainer.rollout.agent import ToolResponse
+from trainer.rollout.feedback import Tokens, render, render_refusal
 from trainer.rollout.tool_calls import ParsedCall
-
-NO_OUTPUT = "(no output)"
-CUT_MARK = "\n[...]\n"
 
 _STATUS = {
     ExecutionStatus.OK: ToolStatus.OK,
@@ -22,66 +19,55 @@ _STATUS = {
     ExecutionStatus.OUTPUT_LIMIT: ToolStatus.OUTPUT_LIMIT,
     ExecutionStatus.SIGNAL: ToolStatus.KILLED,
 }
+_REPLAYED = (ToolStatus.OK, ToolStatus.ERROR)
 
 
 class PythonTool:
     """One tool of one run; `SandboxUnavailable` passes through, for it is not the model's doing."""
 
-    def __init__(self, client: SandboxClient, settings: ToolSettings) -> None:
+    def __init__(self, client: SandboxClient, settings: ToolSettings, tokens: Tokens) -> None:
         self._client = client
         self._settings = settings
+        self._tokens = tokens
 
-    async def respond(self, call: ParsedCall, call_id: str, seed: int) -> ToolResponse:
-        """Run the call, or tell the model why it cannot be run. `seed` seeds `random` in the program."""
-        limit = self._settings.max_response_chars
+    async def respond(
+        self, call: ParsedCall, call_id: str, seed: int, earlier: Sequence[ToolCallRow] = ()
+    ) -> ToolResponse:
+        """Run the call, or tell the model why it cannot be run.
+
+        `seed` seeds `random` in the program; `earlier` are the trajectory's calls so far.
+        """
+        settings = self._settings
         if call.status is not ToolStatus.OK:
-            return ToolResponse(call.status, cut_middle(call.error, limit))
+            told = render_refusal(call.status, call.error, settings, self._tokens)
+            return ToolResponse(call.status, told.text, is_cut=told.is_cut)
         request = ExecutionCall(
-            id=call_id, code=call.code, stdin=call.stdin, limits=self._settings.limits, seed=seed % 2**32
+            id=call_id,
+            code=call.code,
+            stdin=call.stdin,
+            limits=settings.limits,
+            seed=seed % 2**32,
+            history=history_of(earlier) if settings.stateful else [],
         )
         execution = await self._client.run(request)
         if execution.status.is_ours:
             raise SandboxUnavailable(execution.reason or execution.status.value)
-        return ToolResponse(_STATUS[execution.status], describe(execution, self._settings), execution)
+        told = render(execution, settings, self._tokens)
+        return ToolResponse(_STATUS[execution.status], told.text, execution, told.is_cut)
 
 
-def describe(execution: Execution, settings: ToolSettings) -> str:
-    """What the model reads, at most `max_response_chars` characters (not tokens, not bytes).
+def history_of(earlier: Sequence[ToolCallRow]) -> list[str]:
+    """The cells to replay: those that ran to their end, with or without an exception, as the released code does.
 
-    Success: stdout. Failure: what was printed, then why it failed, which is never cut for the sake of output.
+    One that a limit ended would end the replay the same way. Only the newest fit when there are very many.
     """
-    limit = settings.max_response_chars
-    printed = execution.stdout.rstrip("\n")
-    if execution.status is ExecutionStatus.OK:
-        return cut_middle(printed or NO_OUTPUT, limit)
-    why = cut_middle(_failure(execution, settings), limit)
-    room = limit - len(why) - 1
-    if not printed or room <= len(CUT_MARK):
-        return why
-    return f"{cut_middle(printed, room)}\n{why}"
-
-
-def _failure(execution: Execution, settings: ToolSettings) -> str:
-    limits = settings.limits
-    match execution.status:
-        case ExecutionStatus.TIMEOUT:
-            return f"TimeoutError: the time limit of {limits.wall_s:g} s was exceeded"
-        case ExecutionStatus.CPU_LIMIT:
-            return f"TimeoutError: the CPU time limit of {limits.cpu_s:g} s was exceeded"
-        case ExecutionStatus.MEMORY:
-            return f"MemoryError: the memory limit of {limits.memory_mb} MB was exceeded"
-        case ExecutionStatus.OUTPUT_LIMIT:
-            return f"OutputLimitError: more than {limits.output_kb} kB of output"
-        case ExecutionStatus.SIGNAL:
-            return f"The program was killed by signal {execution.signal}"
-    lines = execution.stderr.rstrip("\n").splitlines()[-settings.traceback_lines :]
-    return "\n".join(lines) or f"The program ended with exit code {execution.exit_code} and no message"
-
-
-def cut_middle(text: str, limit: int) -> str:
-    """At most `limit` characters: head and tail around a mark."""
-    if len(text) <= limit:
-        return text
-    kept = max(limit - len(CUT_MARK), 0)
-    tail = kept // 2
-    return text[: kept - tail] + CUT_MARK[: limit - kept] + (text[-tail:] if tail else "")
+    kept: list[str] = []
+    room = MAX_CODE_BYTES
+    for row in reversed(earlier):
+        if row.status not in _REPLAYED:
+            continue
+        room -= len(row.code.encode())
+        if room < 0 or len(kept) == MAX_HISTORY_CELLS:
+            break
+        kept.append(row.code)
+    return kept[::-1]

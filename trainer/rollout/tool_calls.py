@@ -21,7 +21,7 @@ _DECODER = json.JSONDecoder(strict=False)  # raw newlines and tabs inside a stri
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """One call. `status` OK: run `code` with `stdin`. Otherwise `error` is what the model is told.
+    """One call. `status` OK: run `code` with `stdin`. Otherwise `error` says why it cannot be run.
 
     start/end: character positions in the text, tags included, end exclusive.
     """
@@ -82,7 +82,7 @@ def _describe(error: ValueError | RecursionError) -> str:
 
 
 def _invalid(start: int, end: int, why: str, name: str = "") -> ParsedCall:
-    return ParsedCall(start, end, name, status=ToolStatus.INVALID_CALL, error=f"Invalid tool call: {why}.")
+    return ParsedCall(start, end, name, status=ToolStatus.INVALID_CALL, error=why)
 
 
 def _check(value: object, start: int, end: int, names: tuple[str, ...]) -> ParsedCall:
@@ -92,7 +92,7 @@ def _check(value: object, start: int, end: int, names: tuple[str, ...]) -> Parse
     if not isinstance(name, str) or not name:
         return _invalid(start, end, "'name' is missing or not a string")
     if name not in names:
-        known = f"Unknown tool {name[:80]!r}. The only tool is {names[0]!r}."
+        known = f"there is no {name[:80]!r}, the only tool is {names[0]!r}"
         return ParsedCall(start, end, name, status=ToolStatus.UNKNOWN_TOOL, error=known)
     arguments = value.get("arguments")
     if not isinstance(arguments, dict):

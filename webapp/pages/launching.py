@@ -8,7 +8,8 @@ from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.http import Http404, HttpRequest
 
-from contracts.recipe import Recipe
+from contracts.execution import LimitProfile
+from contracts.recipe import Recipe, upgrade
 from webapp.accounts.access import AnyUser
 from webapp.accounts.models import Project
 from webapp.datasets.queries import benchmark_choices, dataset_choices
@@ -36,6 +37,14 @@ def checkpoint_choices(project: Project) -> list[tuple[str, str]]:
     ]
 
 
+def profile_choices() -> list[tuple[str, str]]:
+    """The limit profiles with what they allow."""
+    limits = {profile: profile.limits for profile in LimitProfile}
+    return [
+        (p.value, f"{p.value}: {a.wall_s:g} s, {a.cpu_s:g} s of CPU, {a.memory_mb:,} MB") for p, a in limits.items()
+    ]
+
+
 def choices(project: Project, tree: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """By field name: what a person may choose. Anything else is still possible in the YAML."""
     checkpoints = checkpoint_choices(project)
@@ -46,6 +55,7 @@ def choices(project: Project, tree: dict[str, Any]) -> dict[str, list[tuple[str,
         "source": [("synthetic", "generated word problems"), *dataset_choices(project)],
         "benchmark": [("held_out", "held-out problems of this run"), *benchmark_choices(project)],
         "model": [*MODELS, *checkpoints],
+        "profile": profile_choices(),
         "checkpoints": [
             ("latest", "latest of this run"),
             ("base", "the starting model"),
@@ -74,7 +84,7 @@ def evaluation_of(checkpoint: str, benchmark: str, board: str, run: Run | None) 
         stage["benchmark"] = benchmark
     tree: dict[str, Any] = {"name": name, "stages": [stage]}
     if run is not None:
-        recipe = run.recipe
+        recipe = upgrade(run.recipe)
         tree |= {key: recipe[key] for key in ("seed", "model", "tool") if key in recipe}
         evaluations = [s for s in recipe.get("stages", []) if s.get("kind") == "evaluate"]
         if evaluations:

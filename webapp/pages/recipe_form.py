@@ -14,7 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from contracts.recipe import CurateStage, EvaluateStage, Recipe, RlStage, SftStage
+from contracts.execution import Limits
+from contracts.recipe import CurateStage, EvaluateStage, Recipe, RlStage, SftStage, upgrade
 
 STAGE_MODELS: dict[str, type[BaseModel]] = {
     "curate": CurateStage,
@@ -23,6 +24,7 @@ STAGE_MODELS: dict[str, type[BaseModel]] = {
     "evaluate": EvaluateStage,
 }
 ACRONYMS = {"sft": "SFT", "k": "k"}
+OF_PROFILE = "the profile's"  # what an empty limit is; which profile is chosen in the same form
 Tree = dict[str, Any]
 Errors = dict[str, list[str]]
 Choices = Mapping[str, list[tuple[str, str]]]
@@ -115,7 +117,7 @@ def _parse_model(
         path = prefix + name
         if name in ("stages", "kind"):
             continue
-        own_default = getattr(default, name) if default else _default(info)
+        own_default = _own_default(model, name, info, default)
         inner, optional = _inner_model(info)
         if inner is None:
             value = _parse_leaf(path, info, data, lists)
@@ -125,7 +127,9 @@ def _parse_model(
             part = _parse_model(inner, path + ".", data, lists, own_default if not optional else None)
             if part or optional:
                 tree[name] = part
-    if tree and default is not None:  # a part that is given is given whole: pydantic knows the class's defaults only
+    if (
+        tree and default is not None and model is not Limits
+    ):  # a part that is given is given whole: pydantic knows the class's defaults only
         for name, info in model.model_fields.items():
             if getattr(default, name) != _default(info):
                 tree.setdefault(name, default.model_dump(mode="json")[name])
@@ -138,6 +142,13 @@ def _parse_leaf(path: str, info: FieldInfo, data: Mapping[str, str], lists: Mapp
     if _is_list(info):
         return _items(lists.get(path, [])) or None
     return data.get(path, "").strip().replace("\x00", "") or None
+
+
+def _own_default(model: type[BaseModel], name: str, info: FieldInfo, part: BaseModel | None) -> Any:
+    """What an empty field becomes. A limit's is the profile's, so whatever is written there is kept."""
+    if model is Limits:
+        return None
+    return getattr(part, name) if part else _default(info)
 
 
 def _default(info: FieldInfo) -> Any:
@@ -169,16 +180,22 @@ def edit(tree: Tree, operation: str) -> Tree:
 
 def ordered(resolved: Tree) -> Tree:
     """A stored recipe in the order of its class: jsonb keeps none. One that no longer holds stays as it is."""
+    upgraded = upgrade(resolved)
     try:
-        return Recipe.model_validate(resolved).model_dump(mode="json")
+        shown = Recipe.model_validate(upgraded).model_dump(mode="json")
     except ValidationError:
         return resolved
+    return shown if upgraded is resolved else shown | {"tool": resolved["tool"]}  # as the run was run
 
 
 def sparse(resolved: Tree) -> Tree:
     """A resolved recipe without what equals the defaults: what a person would have written."""
-    recipe = Recipe.model_validate(resolved)
+    recipe = Recipe.model_validate(upgrade(resolved))
     tree = recipe.model_dump(mode="json", exclude_defaults=True)
+    if limits := recipe.tool.own_limits():
+        tree["tool"]["limits"] = limits
+    elif "tool" in tree:
+        tree["tool"].pop("limits", None)
     tree["stages"] = [
         {"kind": stage.kind, **stage.model_dump(mode="json", exclude_defaults=True)} for stage in recipe.stages
     ]
@@ -261,7 +278,9 @@ def _section(model: type[BaseModel], prefix: str, tree: Any, errors: Errors, cho
             continue
         default = _default(info)
         part = _section(inner, path + ".", tree.get(name), errors, choices)
-        if isinstance(default, BaseModel):
+        if inner is Limits:
+            part = replace(part, fields=[replace(f, placeholder=OF_PROFILE) for f in part.fields])
+        elif isinstance(default, BaseModel):
             part = _with_defaults(part, default)
         parts.append(replace(part, optional=optional, on=not optional or tree.get(name) is not None))
     own = prefix.rstrip(".")

@@ -116,6 +116,40 @@ def test_clone_starts_from_the_run_and_shows_what_differs(world: World) -> None:
     assert client.get(URL, {"from": "junk"}).status_code == 404
 
 
+def test_a_limit_profile_is_a_choice_with_its_meaning(world: World) -> None:
+    client = world.client(world.operator)
+    body = client.get(URL, {"preset": "smoke"}).content.decode()
+    assert '<option value="complex">complex: 30 s, 25 s of CPU, 1,024 MB</option>' in body
+    assert 'name="tool.limits.wall_s" value="" placeholder="the profile&#x27;s"' in body
+    client.post(URL, FORM | {"tool.profile": "complex", "tool.limits.wall_s": "5", "tool.limits.processes": "32"})
+    tool = Run.objects.get(name="mine").recipe["tool"]
+    assert (tool["profile"], tool["limits"]["wall_s"], tool["limits"]["memory_mb"]) == ("complex", 5, 1024)
+    body = client.get(URL, {"from": str(Run.objects.get(name="mine").pk)}).content.decode()
+    assert 'value="complex" selected' in body and 'name="tool.limits.wall_s" value="5' in body
+    assert 'name="tool.limits.memory_mb" value=""' in body
+
+
+def test_a_cpu_limit_above_the_wall_limit_is_told(world: World) -> None:
+    reply = world.client(world.operator).post(URL, FORM | {"tool.limits.cpu_s": "50"})
+    assert reply.status_code == 422
+    assert "limits.cpu_s 50 is above limits.wall_s 5" in reply.content.decode()
+
+
+def test_a_run_of_an_earlier_version_can_be_read_and_cloned(world: World) -> None:
+    old = world.run.recipe
+    limits = {**old["tool"]["limits"], "wall_s": 9.0}
+    old["tool"] = {"limits": limits, "max_response_chars": 160, "traceback_lines": 1}
+    world.run.save()
+    client = world.client(world.operator)
+    body = client.get(reverse("pages:run_recipe", args=[world.run.pk])).content.decode()
+    assert "max_response_chars: 160" in body and "max_tool_response_tokens" not in body
+    body = client.get(URL, {"from": str(world.run.pk)}).content.decode()
+    assert 'name="tool.max_tool_response_tokens" value="160"' in body
+    assert 'name="tool.limits.wall_s" value="9"' in body and "Differences to" in body
+    query = {"evaluate": f"artifacts:runs/{world.run.pk}/checkpoints/x"}
+    assert 'name="tool.max_tool_response_tokens" value="160"' in client.get(URL, query).content.decode()
+
+
 def test_a_checkpoint_is_evaluated_with_one_click(world: World) -> None:
     kept = Checkpoint.objects.create(
         run=world.run, attempt=1, stage=2, step=4, path="checkpoints/rl-4", label="rl", size_bytes=1
