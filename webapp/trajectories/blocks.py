@@ -5,11 +5,13 @@ Positions are token positions in the response.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import fmean
+from typing import Any
 
 from contracts.trajectory import TokenClass, TokenMark, ToolCallRow, TrajectoryRow, TurnRow
+from webapp.trajectories.endings import Ending, describe_ending
 
 MAX_TEXT_CHARS = 20_000  # of one block; the rest is in the raw text
 MAX_TOKENS = 8_000  # spans on one page
@@ -49,7 +51,12 @@ class Block:
     reflection: int = 0
     generate_s: float | None = None
     call: ToolCallRow | None = None
+    ending: Ending | None = None
     is_last: bool = False
+
+    @property
+    def has_traceback(self) -> bool:
+        return self.call is not None and self.call.status.is_error and '  File "' in self.text
 
     @property
     def count(self) -> int:
@@ -88,16 +95,20 @@ class _Layout:
             self.pieces.append(piece)
 
 
-def make_blocks(row: TrajectoryRow, *, with_tokens: bool) -> list[Block]:
-    """In the order of the response. With tokens: their spans, at most `MAX_TOKENS` on the page."""
+def make_blocks(row: TrajectoryRow, *, with_tokens: bool, recipe: Any = None) -> list[Block]:
+    """In the order of the response. With tokens: their spans, at most `MAX_TOKENS` on the page.
+
+    `recipe`: the run's, for the limits its calls had.
+    """
     pieces = _pieces(row)
     budget = Budget()
     last = max((i for i, p in enumerate(pieces) if p.kind == "assistant"), default=-1)
     is_answered = not any(p.kind in ("call", "response") for p in pieces[last + 1 :])
-    return [
+    made = [
         _make_block(row, piece, budget if with_tokens else None, is_last=is_answered and i == last)
         for i, piece in enumerate(pieces)
     ]
+    return [replace(b, ending=describe_ending(b.call, recipe)) if b.kind == "response" and b.call else b for b in made]
 
 
 def _pieces(row: TrajectoryRow) -> list[_Piece]:

@@ -84,7 +84,7 @@ def trajectory(request: HttpRequest, pk: int) -> HttpResponse:
         "why": explain(found),
     }
     try:
-        context |= _reading(_row(found), context["view"])
+        context |= _reading(_row(found), context["view"], found.run.recipe)
     except shards.ShardError as error:
         context["unreadable"] = str(error)
     return render(request, "trajectories/trajectory.html", context)
@@ -112,13 +112,13 @@ def _row(found: Trajectory) -> TrajectoryRow:
     return row
 
 
-def _reading(row: TrajectoryRow, view: str) -> dict[str, Any]:
+def _reading(row: TrajectoryRow, view: str, recipe: Any) -> dict[str, Any]:
     text = _raw_text(row) if view == "raw" else ""
     return {
         "row": row,
         "problem_text": blocks.cut(row.problem),
         "problem_hidden": max(0, len(row.problem) - blocks.MAX_TEXT_CHARS),
-        "blocks": [] if view == "raw" else blocks.make_blocks(row, with_tokens=view == "tokens"),
+        "blocks": [] if view == "raw" else blocks.make_blocks(row, with_tokens=view == "tokens", recipe=recipe),
         "by_class": blocks.entropy_by_class(row),
         "raw_text": blocks.cut(text),
         "raw_hidden": max(0, len(text) - blocks.MAX_TEXT_CHARS),

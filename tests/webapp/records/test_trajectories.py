@@ -1,15 +1,21 @@
+import json
 import re
+from html import unescape
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from django.test import Client
 from django.urls import reverse
 
+from contracts.execution import ExecutionStatus
+from contracts.trajectory import ToolCallRow, ToolStatus
 from tests.webapp.records.build import SHARD, make_index, make_row, rows, ungraded, write_shard, wrong
 from webapp.runs.models import Run
 from webapp.trajectories import blocks, queries, shards
 from webapp.trajectories.actions import record_trajectories
+from webapp.trajectories.endings import describe_ending
 from webapp.trajectories.models import Trajectory
 from webapp.trajectories.queries import StepKey
 
@@ -163,6 +169,54 @@ def test_blocks_follow_the_turns(recorded: Run) -> None:
     by_class = {c.name: (round(c.mean, 3), c.count) for c in blocks.entropy_by_class(row)}
     assert by_class["reflection after error"] == (1.9, 1)
     assert by_class["reasoning"] == (1.5, 1) and by_class["answer"] == (0.3, 1)
+
+
+FRAME = 'Traceback (most recent call last):\n  File "main.py", line 1, in <module>\n    1 / 0\n    ~~^~~'
+LIMITS = {"wall_s": 5.0, "cpu_s": 2.0, "memory_mb": 512, "output_kb": 64}
+TOOL = {"limits": LIMITS, "max_tool_response_tokens": 160}
+
+
+def call_row(**changed: Any) -> dict[str, Any]:
+    return json.loads(make_row(make_index(0))["tool_calls"])[0] | {"execution_status": "error", "cpu_ms": 39} | changed
+
+
+def show_call(viewer: Client, run: Run, **changed: Any) -> str:
+    run.recipe = run.recipe | {"tool": TOOL}
+    run.save()
+    write_shard(run, [make_row(make_index(0), tool_calls=json.dumps([call_row(**changed)]))])
+    return unescape(page(viewer, Trajectory.objects.get(sample=0), "rendered"))
+
+
+def test_a_tool_response_says_what_was_allowed_measured_and_cut(viewer: Client, recorded: Run) -> None:
+    cut = {"truncated": True, "is_cut": True, "stdout_bytes": 10_000_000, "stderr_bytes": 12}
+    text = show_call(viewer, recorded, status="timeout", execution_status="cpu_limit", **cut)
+    assert "tool response · timeout" in text and "stopped at the CPU limit of 2 s" in text
+    assert "ran 41 ms, 39 ms of it on the CPU; waited 6 ms for a box, which no limit counts" in text
+    assert "allowed 5 s, 2 s of CPU, 512 MB" in text
+    assert "printed 10,000,000 bytes on stdout, 12 on stderr; the sandbox kept head and tail of 64 kB of each" in text
+    assert "the model saw what fits into 160 tokens" in text
+    assert "bytes on stdout" not in show_call(viewer, recorded)
+
+
+def test_a_traceback_is_set_as_one(viewer: Client, recorded: Run) -> None:
+    hostile = f"<script>alert(1)</script>\0\ud800\n{FRAME}\nZeroDivisionError: x"
+    run = recorded
+    write_shard(run, [make_row(make_index(0), tool_calls=json.dumps([call_row(response_text=hostile)]))])
+    text = page(viewer, Trajectory.objects.get(sample=0), "rendered")
+    assert '<pre class="hl traceback">' in text and '<span class="gr">ZeroDivisionError</span>' in text
+    assert "&lt;script&gt;alert(1)" in text and "<script>alert" not in text and "\0" not in text
+    text.encode()
+
+
+@pytest.mark.parametrize(
+    "recipe", [None, [], {}, {"tool": 5}, {"tool": {"limits": "x"}}, {"tool": {"limits": {"cpu_s": "<b>"}}}]
+)
+@pytest.mark.parametrize("status", [*ExecutionStatus, None])
+def test_any_ending_and_any_stored_recipe_has_words(recipe: Any, status: ExecutionStatus | None) -> None:
+    for told in ToolStatus:
+        row = ToolCallRow.model_validate(call_row(status=told, execution_status=status, is_cut=True))
+        ending = describe_ending(row, recipe)
+        assert ending.words and "<" not in "".join(ending.notes) + ending.words
 
 
 def test_strangers_and_the_anonymous_see_nothing(

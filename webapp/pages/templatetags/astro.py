@@ -195,5 +195,5 @@ def visible(text: Any) -> str:
 
 @register.filter
 def clean(text: Any) -> str:
-    """Control characters made visible: a NUL would cut the page for some readers."""
-    return "".join(c if c in "\n\t" or ord(c) >= 32 else "\ufffd" for c in str(text))
+    """Control characters and lone surrogates made visible: they would cut the page, or be none at all."""
+    return "".join(c if c in "\n\t" or " " <= c < "\ud800" or c > "\udfff" else "\ufffd" for c in str(text))

@@ -9,7 +9,7 @@ from django.utils.safestring import SafeString, mark_safe
 from latex2mathml.converter import convert
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import JsonLexer, PythonLexer, YamlLexer
+from pygments.lexers import JsonLexer, PythonLexer, PythonTracebackLexer, YamlLexer
 
 from webapp.pages.templatetags.astro import clean
 
@@ -36,7 +36,7 @@ FORMULA = re.compile(
     r"\\\((?P<a>.+?)\\\)|\\\[(?P<b>.+?)\\\]|\$\$(?P<c>.+?)\$\$|(?<![\\$])\$(?![\s$])(?P<d>[^$\n]+?)(?<![\s\\])\$(?!\d)",
     re.DOTALL,
 )
-LEXERS = {"python": PythonLexer, "yaml": YamlLexer, "json": JsonLexer}
+LEXERS = {"python": PythonLexer, "yaml": YamlLexer, "json": JsonLexer, "traceback": PythonTracebackLexer}
 MAX_HIGHLIGHT_CHARS = 100_000
 
 
