@@ -28,6 +28,10 @@ class BoxHungError(BoxError):
     """It did not answer in time."""
 
 
+class BoxOutOfMemoryError(BoxError):
+    """The host's memory limit for the box killed it: what ran in it asked for too much."""
+
+
 class Box:
     """A started box. One call at a time; after an error it must be closed."""
 
@@ -35,6 +39,11 @@ class Box:
         self._launcher = launcher
         self._launched = launched
         self.calls = 0
+
+    @property
+    def id(self) -> str:
+        """Its name in logs and answers."""
+        return self._launched.box_id
 
     @classmethod
     async def start(cls, launcher: Launcher, tier: Tier, *, cold: bool = False) -> "Box":
@@ -67,11 +76,14 @@ class Box:
             raise BoxDiedError(f"a restored box answered {reply}")
         await self.wait_ready()
 
-    async def run(self, call: ExecutionCall) -> dict[str, Any]:
-        """The box's reply to one call; raises BoxDiedError or BoxHungError. Then `wait_ready` before the next."""
+    async def run(self, call: ExecutionCall, *, spare: bool = True) -> dict[str, Any]:
+        """The box's reply to one call; raises a BoxError. Then `wait_ready` before the next.
+
+        `spare`: fork the child of the next call ahead of it, quicker when boxes idle, wasted when they do not.
+        """
         self.calls += 1
-        request = call.model_dump(mode="json", include={"code", "stdin", "limits", "seed"})
-        body = json.dumps(request).encode()
+        request = call.model_dump(mode="json", include={"code", "stdin", "limits", "seed", "history"})
+        body = json.dumps(request | {"spare": spare}).encode()
         stdin = self._launched.process.stdin
         assert stdin is not None  # noqa: S101 - spawned with pipes
         try:

@@ -198,8 +198,7 @@ class Pool:
 
     def _tier_for(self, code: str) -> Tier:
         """The tier of the code, or the only one this node has."""
-        tier = choose_tier(code)
-        return tier if any(slot.tier is tier for slot in self.slots) else self.slots[0].tier
+        return choose_tier(code, {slot.tier for slot in self.slots})
 
     def drain_s(self) -> float:
         """When about the queue would have room again (seconds)."""
@@ -249,4 +248,5 @@ class Pool:
 
 _REPLY_FIELDS = (
     "exit_code", "signal", "stdout", "stderr", "stdout_bytes", "stderr_bytes", "truncated", "exec_ms", "cpu_ms",
+    "max_rss_kb",
 )  # fmt: skip

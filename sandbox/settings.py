@@ -29,10 +29,11 @@ class NodeSettings:
         return f"{os.uname().nodename}:{self.port}"
 
     def box_counts(self) -> dict[Tier, int]:
-        """Boxes per tier: one more than the cores, because some calls sleep; about a third of them for science."""
+        """Boxes per tier: one more than the cores, because some calls sleep; half of them light."""
         total = self.boxes or (os.cpu_count() or 1) + 1
-        science = max(1, total // 3)
-        counts = {Tier.LIGHT: total - science, Tier.SCIENCE: science}
+        numpy = total // 4 or int(total > 2)
+        sympy = max(1, total // 4)
+        counts = {Tier.LIGHT: total - numpy - sympy, Tier.NUMPY: numpy, Tier.SYMPY: sympy}
         return {tier: count for tier, count in counts.items() if count}
 
 

@@ -1,18 +1,37 @@
 """Which kind of box a program needs: the choice is made by its text, before it runs."""
 
 import re
+from collections.abc import Collection
 from enum import StrEnum
-
-_SCIENCE = re.compile(r"\b(?:numpy|sympy|mpmath|scipy)\b")
 
 
 class Tier(StrEnum):
-    """What is imported already when a call arrives. A wrong guess costs time, never correctness."""
+    """What is imported already when a call arrives, each more than the one before.
+
+    A richer tier runs everything a poorer one can, and has more pages to copy at every fork. A wrong guess costs
+    time, never correctness.
+    """
 
     LIGHT = "light"  # what small programs use of the standard library
-    SCIENCE = "science"  # numpy, sympy and mpmath too: three times the pages to copy at every fork
+    NUMPY = "numpy"
+    SYMPY = "sympy"  # numpy, sympy and mpmath
+    FULL = "full"  # scipy, pandas and networkx too, where the image has them
 
 
-def choose_tier(code: str) -> Tier:
-    """The cheapest tier that has imported what `code` names."""
-    return Tier.SCIENCE if _SCIENCE.search(code) else Tier.LIGHT
+# The packages that a box of the tier needs beyond those of the tier before.
+PACKAGES = {
+    Tier.LIGHT: (),
+    Tier.NUMPY: ("numpy",),
+    Tier.SYMPY: ("sympy", "mpmath"),
+    Tier.FULL: ("scipy", "pandas", "networkx"),
+}
+_NAMED = {tier: re.compile(rf"\b(?:{'|'.join(PACKAGES[tier])})\b") for tier in (Tier.FULL, Tier.SYMPY, Tier.NUMPY)}
+DEFAULT_TIERS = (Tier.LIGHT, Tier.NUMPY, Tier.SYMPY)
+
+
+def choose_tier(code: str, have: Collection[Tier] = DEFAULT_TIERS) -> Tier:
+    """The cheapest tier among `have` that has imported what `code` names; else the richest there is."""
+    wanted = next((tier for tier, pattern in _NAMED.items() if pattern.search(code)), Tier.LIGHT)
+    order = list(Tier)
+    enough = [tier for tier in have if order.index(tier) >= order.index(wanted)]
+    return min(enough, key=order.index) if enough else max(have, key=order.index)

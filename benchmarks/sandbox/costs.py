@@ -9,7 +9,7 @@ from benchmarks.sandbox.machine import MachineFacts
 from benchmarks.sandbox.workload import BLOCK, BLOCK_CALLS, Kind
 
 QUANTILES = tuple((n + 0.5) / 20 for n in range(20))
-_SCIENCE = (Kind.NUMPY, Kind.SYMPY)
+_TIERS = {Kind.NUMPY: "numpy", Kind.SYMPY: "sympy"}
 
 
 def measured_costs(closed: Sequence[Measured], machine: MachineFacts) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def measured_costs(closed: Sequence[Measured], machine: MachineFacts) -> dict[st
             continue  # rare: a short run may hold none
         kinds[kind.value] = {
             "share": count / BLOCK_CALLS,
-            "tier": "science" if kind in _SCIENCE else "light",
+            "tier": _TIERS.get(kind, "light"),
             "is_sleep": kind is Kind.SLEEP,
             "exec_ms": [round(quantile(execs, q), 1) for q in QUANTILES],
         }

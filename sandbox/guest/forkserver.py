@@ -25,6 +25,7 @@ from sandbox.guest import preload, program
 from sandbox.guest.output import HeadTail
 
 SOFT_GRACE_S = 0.2  # between the signal that raises in the program and the one that kills it
+WHERE_PATIENCE_S = 0.02
 SWEEP_GIVE_UP_S = 1.0
 MEMORY_CHECK_S = 0.1
 SPARE_PATIENCE_MS = 5  # a spare that is asked at once does not warm itself up first
@@ -76,15 +77,18 @@ class ForkServer:
         self._idle_memory = self._memory_in_use()
         self._send({"kind": "hello", "import_s": time.perf_counter() - started})
         self._send({"kind": "ready", "tainted": ""})
+        wants_spare = True
         while True:
-            spare = self._fork()
+            spare = self._fork() if wants_spare else None
             body = self._read_exact(struct.unpack(">I", self._read_exact(4))[0])
-            self._send({"kind": "result", **self._answer(spare, body)})
+            request = json.loads(body)
+            self._send({"kind": "result", **self._answer(spare, body, request["limits"])})
             self._send({"kind": "ready", "tainted": self._wipe()})
+            wants_spare = request.get("spare", True)
 
-    def _answer(self, child: Child, body: bytes) -> dict[str, Any]:
+    def _answer(self, spare: Child | None, body: bytes, limits: dict[str, Any]) -> dict[str, Any]:
         started = time.perf_counter()
-        limits = json.loads(body)["limits"]
+        child = spare or self._fork(is_spare=False)
         self._hand_over(child, body)
         keep = int(limits["output_kb"]) * 1024
         streams = {child.out_fd: HeadTail(keep), child.err_fd: HeadTail(keep)}
@@ -98,17 +102,18 @@ class ForkServer:
         return {
             **_describe(ending, limits),
             "stdout": out.text(),
-            "stderr": err.text(),
+            "stderr": _without_our_frames(err.text()) if ending.cause else err.text(),
             "stdout_bytes": out.total,
             "stderr_bytes": err.total,
             "truncated": out.truncated or err.truncated,
             "exec_ms": exec_s * 1000,
             "cpu_ms": (ending.usage.ru_utime + ending.usage.ru_stime) * 1000,
+            "max_rss_kb": ending.usage.ru_maxrss,
             "swept": swept,
         }
 
-    def _fork(self) -> Child:
-        """Fork the child of the next call; it warms itself up while it waits for its request."""
+    def _fork(self, *, is_spare: bool = True) -> Child:
+        """Fork the child of a call. A spare, forked before there is one, warms itself up while it waits."""
         request_r, request_w = os.pipe()
         out_r, out_w = os.pipe()
         err_r, err_w = os.pipe()
@@ -116,21 +121,22 @@ class ForkServer:
         if pid == 0:
             for fd in (self._in_fd, self._reply_fd, self._wake_fd, self._wake_write_fd, request_w, out_r, err_r):
                 os.close(fd)
-            self._be_child(request_r, out_w, err_w)
+            self._be_child(request_r, out_w, err_w, is_spare=is_spare)
         for fd in (request_r, out_w, err_w):
             os.close(fd)
         for fd in (out_r, err_r):
             os.set_blocking(fd, False)
         return Child(pid, request_w, out_r, err_r)
 
-    def _be_child(self, request_fd: int, out_fd: int, err_fd: int) -> NoReturn:
+    def _be_child(self, request_fd: int, out_fd: int, err_fd: int, *, is_spare: bool) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGUSR1, program.raise_time_limit)
-            poll = select.poll()
-            poll.register(request_fd, select.POLLIN)
-            if not poll.poll(SPARE_PATIENCE_MS):
-                preload.run_snippet(program.execute)
+            if is_spare:
+                poll = select.poll()
+                poll.register(request_fd, select.POLLIN)
+                if not poll.poll(SPARE_PATIENCE_MS):
+                    preload.run_snippet(program.execute)
             with open(request_fd, "rb") as file:
                 request = json.loads(file.read())
             program.run(request, out_fd=out_fd, err_fd=err_fd, work_dir=self._work_dir, base_vm=self._base_vm)
@@ -168,9 +174,12 @@ class ForkServer:
             pid, status, usage = os.wait4(child.pid, os.WNOHANG)
             if pid:
                 return Ending(cause, status, usage)
-            if not events and self._is_over_memory(limits):
-                cause = "memory"
-                break
+            if not events and cause is None:
+                cause = self._overdrawn(child, limits)
+                if cause is not None:
+                    break
+        if cause in ("timeout", "cpu_limit"):
+            self._ask_where(child, streams, poll, hard_output)
         _signal(child.pid, signal.SIGKILL)
         _, status, usage = os.wait4(child.pid, 0)
         return Ending(cause, status, usage)
@@ -181,6 +190,19 @@ class ForkServer:
                 _empty(fd)
             elif not _drain(fd, streams[fd], limit=limit):
                 poll.unregister(fd)
+
+    def _ask_where(self, child: Child, streams: dict[int, HeadTail], poll: select.poll, limit: int) -> None:
+        """A program that the soft signal did not reach (it hangs in C) says where it hangs before it is killed."""
+        _signal(child.pid, program.WHERE_SIGNAL)
+        give_up = time.perf_counter() + WHERE_PATIENCE_S
+        while (left := give_up - time.perf_counter()) > 0:
+            self._read(poll.poll(left * 1000), streams, poll, limit)
+
+    def _overdrawn(self, child: Child, limits: dict[str, Any]) -> str | None:
+        """The limit that the call is past although the kernel did not stop it."""
+        if self._is_over_memory(limits):
+            return "memory"
+        return "cpu_limit" if _cpu_s(child.pid) > float(limits["cpu_s"]) + SOFT_GRACE_S else None
 
     def _is_over_memory(self, limits: dict[str, Any]) -> bool:
         """RLIMIT_AS holds one process; this holds all processes and files of the call together."""
@@ -219,10 +241,13 @@ class ForkServer:
 
     def _wipe(self) -> str:
         """Empty every place a program can write to; the reason to replace the box, or ""."""
+        left: list[str] = []
         for top in WIPED if self._is_box else (self._work_dir,):
             for name in _names(top):
-                _remove(os.path.join(top, name))
-        left = [name for top in WIPED for name in _names(top)] if self._is_box else []
+                path = os.path.join(top, name)
+                _remove(path)
+                if os.path.lexists(path):
+                    left.append(path)
         return f"files left behind: {left[:3]}" if left else ""
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -270,6 +295,12 @@ def _describe(ending: Ending, limits: dict[str, Any]) -> dict[str, Any]:
     return {"status": name, "exit_code": exit_code, "signal": number}
 
 
+def _without_our_frames(text: str) -> str:
+    """What `WHERE_SIGNAL` printed names the runner's own files too."""
+    folder = os.path.dirname(__file__)
+    return "".join(line for line in text.splitlines(keepends=True) if f'  File "{folder}/' not in line)
+
+
 def _drain(fd: int, stream: HeadTail, *, limit: int) -> bool:
     """Read what is there, but not past `limit` bytes in all. False at the end of the stream."""
     while stream.total <= limit:
@@ -291,6 +322,16 @@ def _empty(fd: int) -> None:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its threads so far; 0 when it has just ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rsplit(b")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_children() -> list[int]:

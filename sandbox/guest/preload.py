@@ -36,10 +36,9 @@ def import_tier(tier: str) -> None:
     """Import what the tier promises; packages that are not installed are left out."""
     for name in LIGHT_MODULES:
         importlib.import_module(name)
-    if tier == "science":
-        for warm in (_warm_numpy, _warm_sympy):
-            with contextlib.suppress(ImportError):
-                warm()
+    for warm in _WARM[tier]:
+        with contextlib.suppress(ImportError):
+            warm()
 
 
 def _warm_numpy() -> None:
@@ -59,6 +58,29 @@ def _warm_sympy() -> None:
     sympy.solve(x**2 - 2, x)
     str(sympy.simplify((x**2 - 1) / (x - 1)))
     sympy.core.cache.clear_cache()
+
+
+def _warm_scipy() -> None:
+    for name in ("optimize", "special", "integrate", "linalg", "stats"):
+        importlib.import_module(f"scipy.{name}")
+
+
+def _warm_pandas() -> None:
+    pandas = importlib.import_module("pandas")
+    str(pandas.DataFrame({"a": [1, 2]}).describe())
+
+
+def _warm_networkx() -> None:
+    networkx = importlib.import_module("networkx")
+    networkx.shortest_path(networkx.path_graph(3), 0, 2)
+
+
+_WARM: dict[str, tuple[Callable[[], None], ...]] = {
+    "light": (),
+    "numpy": (_warm_numpy,),
+    "sympy": (_warm_numpy, _warm_sympy),
+    "full": (_warm_numpy, _warm_sympy, _warm_scipy, _warm_pandas, _warm_networkx),
+}
 
 
 def run_snippet(execute: Callable[[str], int]) -> None:

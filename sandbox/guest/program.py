@@ -9,6 +9,7 @@ import ast
 import atexit
 import builtins
 import contextlib
+import faulthandler
 import gc
 import io
 import linecache
@@ -20,7 +21,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from sandbox.guest import preload
@@ -29,7 +30,11 @@ FILE_NAME = "main.py"
 UID = 10000
 DIED_OF_MEMORY = signal.SIGRTMIN + 7
 DIED_OF_CPU = signal.SIGRTMIN + 8
+WHERE_SIGNAL = signal.SIGUSR2  # print where you hang, from C: for a program that the soft signal does not reach
 MIB = 1 << 20
+# Named, not searched for: to look at every name in sys.modules dirties a page for each, and to free a module more.
+_OUR_MODULES = ("sandbox", *(f"sandbox.guest{name}" for name in ("", ".preload", ".program", ".output", ".forkserver")))
+_hidden: list[object] = []
 MEMORY_SLACK = 32 * MIB  # given back after a MemoryError so that its traceback can be printed
 SHOWN_FRAMES = 2000  # of a traceback; more are cut in the middle before they cost memory and time
 TOO_DEEP = "the program is nested too deeply to be compiled"
@@ -55,14 +60,19 @@ class CpuLimitExceeded(BaseException):
     __module__ = "builtins"
 
 
-def execute(source: str) -> int:
-    """Run `source` as `__main__` and return its exit code; tracebacks go to sys.stderr without our frames."""
+def execute(source: str, history: Sequence[str] = ()) -> int:
+    """Run `source` as `__main__` and return its exit code; tracebacks go to sys.stderr without our frames.
+
+    The cells of `history` run first in the same namespace. What they print or raise was told before: it is thrown away.
+    """
     lines = list(io.StringIO(source, newline=None))  # as the tokenizer counts: a form feed or U+2028 ends no line
-    linecache.cache[FILE_NAME] = (len(source), None, lines, FILE_NAME)
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=FILE_NAME, __builtins__=builtins)
     sys.modules["__main__"] = module
     try:
+        if history:
+            _replay(history, module.__dict__)
+        linecache.cache[FILE_NAME] = (len(source), None, lines, FILE_NAME)
         _run_all(_compile(source, lines), module.__dict__)
     except SystemExit as stop:
         return _exit_code(stop.code)
@@ -80,6 +90,24 @@ def _run_all(codes: list[types.CodeType], namespace: dict[str, Any]) -> None:
             execute_code(code, namespace)  # running the program is what this process is for
     finally:
         builtins.__dict__.update(_BUILTINS)
+
+
+def _replay(history: Sequence[str], namespace: dict[str, Any]) -> None:
+    """Run earlier cells with their output going nowhere. A cell that failed fails again where it did, and is left."""
+    null, saved = os.open(os.devnull, os.O_WRONLY), (os.dup(1), os.dup(2))
+    for fd in (1, 2):
+        os.dup2(null, fd)
+    try:
+        for cell in history:
+            with contextlib.suppress(Exception, SystemExit):
+                _run_all([compile(cell, FILE_NAME, "exec", dont_inherit=True)], namespace)
+    finally:
+        for stream, fd, copy in zip((sys.stdout, sys.stderr), (1, 2), saved, strict=True):
+            with contextlib.suppress(Exception):
+                stream.flush()
+            os.dup2(copy, fd)
+            os.close(copy)
+        os.close(null)
 
 
 def _compile(source: str, lines: list[str]) -> list[types.CodeType]:
@@ -195,7 +223,8 @@ def raise_time_limit(_signum: int, frame: types.FrameType | None) -> None:
 
 
 def _raise_cpu_limit(_signum: int, frame: types.FrameType | None) -> None:
-    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+    for number in (signal.SIGPROF, signal.SIGXCPU):
+        signal.signal(number, signal.SIG_IGN)
     raise CpuLimitExceeded("the program ran out of CPU time")
 
 
@@ -209,7 +238,7 @@ def run(request: dict[str, Any], *, out_fd: int, err_fd: int, work_dir: str, bas
     _limit_files(request["limits"])
     _fresh_interpreter(request.get("seed"))
     try:
-        exit_code = execute(code)
+        exit_code = execute(code, request.get("history", ()))
     except BaseException as error:  # noqa: BLE001 - a limit that was met while a traceback was being made
         exit_code = _verdict(error)
     _end(exit_code)
@@ -241,6 +270,7 @@ def _confine(limits: dict[str, Any], work_dir: str, base_vm: int) -> None:
     for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(WHERE_SIGNAL, file=2, all_threads=False)
     if os.getpid() != 1 and os.getppid() == 1 and os.getuid() == 0:
         os.setgroups([])
         os.setresgid(UID, UID, UID)
@@ -249,8 +279,10 @@ def _confine(limits: dict[str, Any], work_dir: str, base_vm: int) -> None:
     os.makedirs(work_dir, mode=0o700, exist_ok=True)
     os.chdir(work_dir)
     memory = base_vm + int(limits["memory_mb"]) * MIB
-    cpu = max(1, -int(-float(limits["cpu_s"]) // 1))  # RLIMIT_CPU counts whole seconds
-    signal.signal(signal.SIGXCPU, _raise_cpu_limit)
+    cpu = max(1, -int(-float(limits["cpu_s"]) // 1))  # RLIMIT_CPU counts whole seconds: the timer is exact
+    for number in (signal.SIGPROF, signal.SIGXCPU):
+        signal.signal(number, _raise_cpu_limit)
+    signal.setitimer(signal.ITIMER_PROF, float(limits["cpu_s"]))
     _set_limit(resource.RLIMIT_CORE, 0, 0)
     _set_limit(resource.RLIMIT_AS, memory, memory + MEMORY_SLACK)
     _set_limit(resource.RLIMIT_CPU, cpu, cpu + 1)
@@ -279,8 +311,7 @@ def _fresh_interpreter(seed: int | None) -> None:
     os.environ.update(ENVIRONMENT, HOME=os.getcwd(), TMPDIR="/tmp")  # noqa: S108 - the box's own tmpfs
     sys.argv = [FILE_NAME]
     sys.path[:] = ["", *(path for path in sys.path if path.startswith(sys.prefix) or path.startswith(sys.base_prefix))]
-    for name in [name for name in sys.modules if name == "sandbox" or name.startswith("sandbox.")]:
-        del sys.modules[name]
+    _hidden.extend(sys.modules.pop(name, None) for name in _OUR_MODULES)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:

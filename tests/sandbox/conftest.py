@@ -22,9 +22,17 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 START_S = 60.0
 
 
-def call(code: str, *, stdin: str = "", seed: int | None = None, id: str = "t", **limits: Any) -> ExecutionCall:
+def call(
+    code: str,
+    *,
+    stdin: str = "",
+    seed: int | None = None,
+    id: str = "t",
+    history: list[str] | None = None,
+    **limits: Any,
+) -> ExecutionCall:
     """A call with some limits changed."""
-    return ExecutionCall(id=id, code=code, stdin=stdin, seed=seed, limits=Limits(**limits))
+    return ExecutionCall(id=id, code=code, stdin=stdin, seed=seed, history=history or [], limits=Limits(**limits))
 
 
 @dataclass
@@ -94,7 +102,7 @@ def require_runsc() -> None:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
     """One node for the session; tests leave it able to answer."""
     require_runsc()
-    running = start_node(tmp_path_factory.mktemp("node"))
+    running = start_node(tmp_path_factory.mktemp("node"), "--boxes", "4")  # two of them light
     yield running
     stop_node(running)
 

@@ -206,3 +206,34 @@ def test_nothing_of_ours_is_importable(fork_server: ForkServer) -> None:
         "import sys\nprint([m for m in sys.modules if m.startswith('sandbox')], sys.argv, __name__)"
     )
     assert result["stdout"] == "[] ['main.py'] __main__\n"
+
+
+def test_earlier_cells_run_first_and_say_nothing(fork_server: ForkServer) -> None:
+    history = ["x = 20\nprint('told before')", "import os; os.write(1, b'told'); y = x + 1", "1 / 0", "z = ("]
+    result = fork_server.run("x + y + 1", history=history)
+    assert (result["status"], result["stdout"], result["stderr"]) == ("ok", "42\n", "")
+
+
+def test_an_earlier_cell_may_end_as_it_did(fork_server: ForkServer) -> None:
+    result = fork_server.run("print(n)", history=["n = 1", "n = 2\nraise SystemExit(3)\nn = 3"])
+    assert (result["status"], result["stdout"]) == ("ok", "2\n")
+
+
+def test_the_cpu_limit_is_no_whole_number_of_seconds(fork_server: ForkServer) -> None:
+    result = fork_server.run("while True: pass", cpu_s=0.3, wall_s=10)
+    assert result["status"] == "cpu_limit"
+    assert 200 <= result["cpu_ms"] < 900
+    assert "main.py" in result["stderr"]
+
+
+def test_a_program_that_hangs_in_c_says_where(fork_server: ForkServer) -> None:
+    result = fork_server.run("def f():\n    return sum(range(10 ** 12))\nf()", wall_s=0.4, cpu_s=20)
+    assert result["status"] == "timeout"
+    assert 'File "main.py", line 2 in f' in result["stderr"]
+    assert "program.py" not in result["stderr"]
+
+
+def test_a_loop_in_c_ends_at_the_cpu_limit(fork_server: ForkServer) -> None:
+    result = fork_server.run("sum(range(10 ** 12))", wall_s=20, cpu_s=0.4)
+    assert result["status"] == "cpu_limit"
+    assert result["cpu_ms"] < 1500
