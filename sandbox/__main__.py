@@ -1,4 +1,4 @@
-"""python -m sandbox serve | run FILE | doctor."""
+"""python -m sandbox serve | run FILE | doctor | ray."""
 
 import argparse
 import asyncio
@@ -21,6 +21,8 @@ def main() -> int:
     """Parse, run, and turn a refusal into one sentence on stderr and exit code 2."""
     arguments = _parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    if arguments.command == "ray":
+        return ray_nodes(arguments.address, arguments.boxes)
     try:
         settings = read_settings(
             os.environ,
@@ -57,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("doctor", help="say what works here, attack included")
     for command in commands.choices.values():
         command.add_argument("--state-dir", type=Path, default=None, help="default: SANDBOX_STATE_DIR or var/sandbox")
+    cluster = commands.add_parser("ray", help="a node on every Ray node that has the resource sandbox; prints URLs")
+    cluster.add_argument("--address", default="auto", help="of the Ray cluster")
+    cluster.add_argument("--boxes", type=int, default=0, help="warm boxes of each node; default: by its cores")
     return parser
 
 
@@ -103,6 +108,17 @@ async def doctor(settings: NodeSettings) -> int:
     for verdict in verdicts:
         sys.stdout.write(f"{verdict.check:<16} {'ok' if verdict.is_held else 'BREACH':<8} {verdict.detail}\n")
     return 0 if all(verdict.is_held for verdict in verdicts) else 1
+
+
+def ray_nodes(address: str, boxes: int) -> int:
+    """Start the agents that are missing and print where each node listens."""
+    from sandbox.ray_node import start_on_cluster  # ray takes a second, and a node does not need it
+
+    urls = start_on_cluster(address, boxes)
+    sys.stdout.write("".join(f"{url}\n" for url in urls))
+    if not urls:
+        sys.stderr.write("""sandbox: no Ray node has the resource: ray start --resources '{"sandbox": 1}'\n""")
+    return 0 if urls else 1
 
 
 if __name__ == "__main__":

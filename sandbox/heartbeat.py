@@ -85,7 +85,7 @@ class Heartbeat:
                 dispatcher.finish(waiting, SandboxUnavailable(dispatcher.trouble, [waiting.call.id]))
 
     async def _watch(self, node: Node) -> None:
-        if node.report is not None:
+        if node.report is not None and not node.is_lost:
             await asyncio.sleep(BEAT_S)
         while self._dispatcher.open and (node in self._dispatcher.nodes or node.in_flight):
             await self._ask(node)

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from contracts.events import Outcome
 from contracts.recipe import Recipe, upgrade
 from sandbox.client import SandboxClient
+from trainer.cluster import agent_urls, sandbox_urls
 from trainer.delivery import Target
 from trainer.pipeline import Parts, RunRefused, check_recipe, prepare_libraries, run_pipeline
 from trainer.reporter import Reporter
@@ -25,7 +26,6 @@ from trainer.rollout.python_tool import PythonTool
 from trainer.store import Places
 
 PROJECT = Path(__file__).resolve().parent.parent
-DEFAULT_SANDBOX = "http://127.0.0.1:8088"
 EXIT_CODES = {Outcome.FINISHED: 0, Outcome.CANCELLED: 0, Outcome.FAILED: 1}
 _ONLY_KINDS = {"curate": ("curate",), "sft": ("curate", "sft"), "rl": ("curate", "rl"), "evaluate": ("evaluate",)}
 _log = logging.getLogger("trainer")
@@ -53,14 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(recipe: Recipe, options: argparse.Namespace) -> Outcome:
     run = os.environ.get("ASTROLABE_RUN_ID") or options.out.resolve().name
+    urls = sandbox_urls()
     attempt = os.environ.get("ASTROLABE_ATTEMPT")
     reporter = Reporter(options.out, run, attempt=int(attempt) if attempt else None, target=_read_target(run))
     _stop_on_signals(reporter)
     places = Places(options.out.resolve(), options.artifacts, PROJECT)
-    urls = [url.strip() for url in os.environ.get("SANDBOX_URLS", DEFAULT_SANDBOX).split(",") if url.strip()]
     try:
         with asyncio.Runner() as runner:
-            client, grader = SandboxClient(urls, run_id=run), GraderPool()
+            client, grader = SandboxClient(urls, run_id=run, find_urls=agent_urls), GraderPool()
             try:
                 parts = Parts(lambda chat: PythonTool(client, recipe.tool, chat), grader)
                 outcome = run_pipeline(recipe, places, reporter, parts=parts, runner=runner)

@@ -61,10 +61,11 @@ class RunningNode:
         return httpx.get(f"{self.url}/v1/health", timeout=10).raise_for_status().json()
 
 
-def start_node(state_dir: Path, *arguments: str, **environ: str) -> RunningNode:
+def start_node(state_dir: Path, *arguments: str, port: int = 0, **environ: str) -> RunningNode:
     """Start a node and wait until it answers; its last words are the failure message."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
         port = probe.getsockname()[1]
     argv = [sys.executable, "-m", "sandbox", "serve", "--port", str(port), "--state-dir", str(state_dir), *arguments]
     state_dir.mkdir(parents=True, exist_ok=True)

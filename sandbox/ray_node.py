@@ -1,0 +1,139 @@
+"""Sandbox nodes on a Ray cluster: one agent actor per Ray node that has the resource `sandbox`.
+
+The agent starts `python -m sandbox serve` as a child, starts it anew when it dies, and says where it listens. Calls
+do not pass through Ray: clients find agents by name and talk HTTP to their nodes. A node dies with its agent.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from sandbox.launcher import die_with_parent
+
+NAMESPACE = "astrolabe"
+NAME_PREFIX = "sandbox-"
+RESOURCE = "sandbox"
+PROJECT = Path(__file__).resolve().parent.parent
+RESTART_S = 1.0
+START_S = 180.0  # the first start on a machine builds the root of its boxes
+
+
+class NodeAgent:
+    """Keeps one sandbox node alive on the machine it runs on."""
+
+    def __init__(self, boxes: int = 0) -> None:
+        self._host = ray.util.get_node_ip_address()
+        self._port = _free_port(self._host)
+        self._boxes = boxes
+        self._state_dir = Path(tempfile.gettempdir()) / f"astrolabe-{NAME_PREFIX}{_node_id()[:16]}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+        # The node's death signal follows the thread that started it, so one thread starts it each time and never ends.
+        threading.Thread(target=self._keep, name="sandbox-node", daemon=True).start()
+
+    def url(self) -> str:
+        """Where the node listens; the same after a restart of the node."""
+        return f"http://{self._host}:{self._port}"
+
+    def health(self) -> dict[str, Any]:
+        """What GET /v1/health says; {} while the node does not answer."""
+        try:
+            return httpx.get(f"{self.url()}/v1/health", timeout=5, trust_env=False).raise_for_status().json()
+        except httpx.HTTPError:
+            return {}
+
+    def process(self) -> tuple[int, int]:
+        """Pid of the node, 0 when there is none, and how often it was started."""
+        return (self._process.pid if self._process else 0), self._starts
+
+    def wait_ready(self) -> str:
+        """The URL once the node answers; the end of its log when it does not."""
+        give_up = time.monotonic() + START_S
+        while not self.health():
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"the sandbox node does not answer: {self._log_path.read_text()[-2000:]}")
+            time.sleep(0.1)
+        return self.url()
+
+    @property
+    def _log_path(self) -> Path:
+        return self._state_dir / "node.log"
+
+    def _keep(self) -> None:
+        argv = [sys.executable, "-m", "sandbox", "serve", "--host", self._host, "--port", str(self._port)]
+        argv += ["--boxes", str(self._boxes), "--state-dir", str(self._state_dir)]
+        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            with self._log_path.open("ab") as log:
+                self._process = subprocess.Popen(
+                    argv,
+                    cwd=PROJECT,
+                    env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call
+                )
+            self._starts += 1
+            self._process.wait()
+            time.sleep(RESTART_S)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _node_id() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def start_agents(boxes: int = 0) -> list[str]:
+    """An agent on every Ray node with the resource, started where there is none; the URLs of all, once they answer."""
+    agents = [_start_agent(node["NodeID"], boxes) for node in ray.nodes() if _has_resource(node)]
+    return ray.get([agent.wait_ready.remote() for agent in agents])
+
+
+def _has_resource(node: dict[str, Any]) -> bool:
+    return bool(node["Alive"] and node["Resources"].get(RESOURCE, 0) >= 1)
+
+
+def _start_agent(node_id: str, boxes: int) -> Any:
+    options = {
+        "name": f"{NAME_PREFIX}{node_id}",
+        "namespace": NAMESPACE,
+        "get_if_exists": True,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "max_concurrency": 8,
+        "num_cpus": 0,
+        "resources": {RESOURCE: 1},
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+    }
+    return ray.remote(NodeAgent).options(**options).remote(boxes)
+
+
+def start_on_cluster(address: str, boxes: int) -> list[str]:
+    """Connect to the cluster and start the agents; its token is Ray's own affair (RAY_AUTH_TOKEN_PATH)."""
+    environ = {"PYTHONPATH": str(PROJECT), **_forwarded()}
+    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, runtime_env={"env_vars": environ})
+    try:
+        return start_agents(boxes)
+    finally:
+        ray.shutdown()
+
+
+def _forwarded() -> dict[str, str]:
+    """What a node reads from its environment, from the one who starts it."""
+    return {name: value for name, value in os.environ.items() if name.startswith("SANDBOX_") and name != "SANDBOX_URLS"}
