@@ -51,8 +51,9 @@ async def serve(settings: NodeSettings) -> None:
 async def _serve(settings: NodeSettings) -> None:
     with _listen(settings) as listener:
         async with open_node(settings) as pool:
+            app = build_app(pool, judge_profile=settings.judge_profile)
             config = uvicorn.Config(
-                build_app(pool), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+                app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
             )
             server = _Server(config)
             running = asyncio.create_task(server.serve(sockets=[listener]))
@@ -88,7 +89,14 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Pool]:
         if killed:
             log.warning("killed %d boxes that an earlier node left behind", killed)
         launcher = await choose_launcher(settings)
-        pool = Pool(launcher, boxes=settings.box_counts(), max_queued=settings.max_queued, node=settings.name)
+        pool = Pool(
+            launcher,
+            boxes=settings.box_counts(),
+            node=settings.name,
+            max_boxes=settings.most_boxes(),
+            max_queued=settings.max_queued,
+            max_queued_bytes=settings.max_queued_mb << 20,
+        )
         try:
             await pool.start(require_isolation if launcher.is_isolated else _trust)
             yield pool

@@ -2,53 +2,62 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from contracts.execution import ExecutionBatch, NodeHealth
-from sandbox.jobs import Job
+from contracts.execution import ExecutionBatch, LimitProfile, NodeHealth
+from sandbox import compat
+from sandbox.api_page import render_page
+from sandbox.callers import RefusedError, answer_refusal, parse, unless_gone
+from sandbox.jobs import Answers
 from sandbox.metrics import NodeMetrics
+from sandbox.openapi import describe_api
 from sandbox.pool import Pool
 
-MAX_BODY_BYTES = 64 << 20
+SEND_S = 60.0  # a caller that takes nothing for so long is gone
+PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'"}
 
 
-def build_app(pool: Pool) -> Starlette:
+def build_app(pool: Pool, *, judge_profile: LimitProfile = LimitProfile.PAPER) -> Starlette:
     """The application of a node around its pool."""
-    metrics = NodeMetrics()
+    metrics = NodeMetrics(pool)
     pool.on_answer = metrics.record
+    api = describe_api()
+    page = render_page(api)
 
     async def run(request: Request) -> Response:
-        try:
-            batch = ExecutionBatch.model_validate_json(await _bounded_body(request))
-        except _BodyTooLargeError:
-            return JSONResponse({"detail": f"the body is larger than {MAX_BODY_BYTES} bytes"}, status_code=413)
-        except ValidationError as error:
-            details = error.errors(include_url=False, include_input=False, include_context=False)
-            return JSONResponse({"detail": details}, status_code=422)
-        except ClientDisconnect:
-            return Response(status_code=400)
-        jobs = [await pool.submit(call) for call in batch.calls]
-        return StreamingResponse(_stream(request, jobs), media_type="application/x-ndjson")
+        batch = await parse(request, ExecutionBatch)
+        if len({call.id for call in batch.calls}) < len(batch.calls):
+            raise RefusedError(422, "two calls of the batch have the same id")
+        answers = pool.submit(batch.calls, run_id=batch.run_id, deadline_s=batch.deadline_s)
+        return AnswerStream(pool, answers)
 
     async def health(_: Request) -> Response:
-        return JSONResponse(read_health(pool).model_dump(mode="json"))
+        return Response(read_health(pool).model_dump_json(), media_type="application/json")
 
     async def show_metrics(_: Request) -> Response:
-        return Response(metrics.render(read_health(pool)), media_type="text/plain; version=0.0.4")
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+
+    async def show_api(_: Request) -> Response:
+        return JSONResponse(api)
+
+    async def show_page(_: Request) -> Response:
+        return HTMLResponse(page, headers=PAGE_HEADERS)
 
     return Starlette(
         routes=[
             Route("/v1/run", run, methods=["POST"]),
             Route("/v1/health", health),
             Route("/metrics", show_metrics),
-        ]
+            Route("/openapi.json", show_api),
+            Route("/docs", show_page),
+            *compat.routes(pool, judge_profile),
+        ],
+        exception_handlers={RefusedError: answer_refusal},
     )
 
 
@@ -64,42 +73,35 @@ def read_health(pool: Pool) -> NodeHealth:
         queued=len(pool.queue),
         served=pool.tally.served,
         replaced=sum(pool.tally.replaced.values()),
+        wait_s=round(pool.drain_s(), 3),
+        calls_per_s=round(pool.calls_per_s(), 2),
+        cores=pool.cores,
     )
 
 
-class _BodyTooLargeError(Exception):
-    pass
+class AnswerStream(Response):
+    """One line an answer, as they come, those that are there together. What nobody reads any more is abandoned."""
 
+    media_type = "application/x-ndjson"
 
-async def _bounded_body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise _BodyTooLargeError
-    return bytes(body)
+    def __init__(self, pool: Pool, answers: Answers) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._pool = pool
+        self._answers = answers
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write until every call is answered, the caller goes, or reads nothing for a minute."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                await unless_gone(receive, self._write(send))
+        finally:
+            self._pool.abandon(self._answers)
 
-async def _stream(request: Request, jobs: list[Job]) -> AsyncIterator[bytes]:
-    """One line an answer, as they come; whatever nobody reads any more is abandoned."""
-    waiting = list(jobs)
-    gone = asyncio.create_task(_wait_gone(request))
-    try:
-        while waiting and not gone.done():
-            watched: set[asyncio.Future[Any]] = {gone, *(job.done for job in waiting)}
-            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            lines = [job.done.result().model_dump_json() + "\n" for job in waiting if job.done.done()]
-            waiting = [job for job in waiting if not job.done.done()]
-            if lines:
-                yield "".join(lines).encode()
-    finally:
-        gone.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await gone
-        for job in jobs:
-            job.abandon()
-
-
-async def _wait_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        while executions := await self._answers.take():
+            lines = "".join(execution.model_dump_json() + "\n" for execution in executions)
+            async with asyncio.timeout(SEND_S):
+                await send({"type": "http.response.body", "body": lines.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,14 +1,19 @@
 """What a node is told: command line first, then environment, then the machine."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from contracts.execution import LimitProfile
 from sandbox.launcher import NodeRefusesError
-from sandbox.tiers import Tier
+from sandbox.machine import available_mb, count_cores
+from sandbox.scaling import count_boxes, fit_total
+from sandbox.tiers import DEFAULT_TIERS, Tier
 
-DEFAULT_MAX_QUEUED = 4096
+MOST_BOXES = 1024
+DEFAULT_MAX_QUEUED = 65_536
+DEFAULT_MAX_QUEUED_MB = 512
 
 
 @dataclass(frozen=True)
@@ -17,32 +22,40 @@ class NodeSettings:
 
     host: str = "127.0.0.1"
     port: int = 8088
-    boxes: int = 0  # 0: by the number of cores
+    boxes: int = 0  # 0: by cores and memory, and up to `max_boxes` while calls sleep
     state_dir: Path = Path("var/sandbox")
     platform: str = ""  # "": by trial
     allow_unisolated: bool = False
+    max_boxes: int = 0  # 0: as many as `boxes` when that is given, else twice as many as the node starts with
     max_queued: int = DEFAULT_MAX_QUEUED
+    max_queued_mb: int = DEFAULT_MAX_QUEUED_MB
+    judge_profile: LimitProfile = LimitProfile.PAPER  # of programs that come by code-judge's endpoints
 
     @property
     def name(self) -> str:
         """How answers name this node."""
         return f"{os.uname().nodename}:{self.port}"
 
-    def box_counts(self) -> dict[Tier, int]:
-        """Boxes per tier: one more than the cores, because some calls sleep; half of them light."""
-        total = self.boxes or (os.cpu_count() or 1) + 1
-        numpy = total // 4 or int(total > 2)
-        sympy = max(1, total // 4)
-        counts = {Tier.LIGHT: total - numpy - sympy, Tier.NUMPY: numpy, Tier.SYMPY: sympy}
-        return {tier: count for tier, count in counts.items() if count}
+    def box_counts(self, tiers: Sequence[Tier] = DEFAULT_TIERS) -> dict[Tier, int]:
+        """Boxes per tier at start: one more than the cores, because some calls sleep, as far as memory goes."""
+        wanted = max(count_cores() + 1, len(tiers))
+        total = self.boxes or fit_total(tiers, wanted=wanted, memory_mb=available_mb())
+        return count_boxes(tiers, total=total)
+
+    def most_boxes(self, tiers: Sequence[Tier] = DEFAULT_TIERS) -> int:
+        """How many boxes there may be while calls sleep."""
+        if self.max_boxes or self.boxes:
+            return max(self.max_boxes, self.boxes)
+        at_start = sum(self.box_counts(tiers).values())
+        return fit_total(tiers, wanted=2 * at_start, memory_mb=available_mb())
 
 
 def read_settings(
     environ: Mapping[str, str], *, host: str, port: int, boxes: int, state_dir: Path | None
 ) -> NodeSettings:
-    """Settings from the command line and SANDBOX_PLATFORM, SANDBOX_STATE_DIR, SANDBOX_ALLOW_UNISOLATED."""
-    if boxes < 0 or boxes > 1024:
-        raise NodeRefusesError(f"--boxes {boxes}: give a number from 1 to 1024")
+    """Settings from the command line and the SANDBOX_… variables that the README lists."""
+    if boxes < 0 or boxes > MOST_BOXES:
+        raise NodeRefusesError(f"--boxes {boxes}: give a number from 1 to {MOST_BOXES}")
     return NodeSettings(
         host=host,
         port=port,
@@ -50,4 +63,22 @@ def read_settings(
         state_dir=(state_dir or Path(environ.get("SANDBOX_STATE_DIR", "var/sandbox"))).resolve(),
         platform=environ.get("SANDBOX_PLATFORM", ""),
         allow_unisolated=environ.get("SANDBOX_ALLOW_UNISOLATED", "") == "1",
+        max_boxes=_number(environ, "SANDBOX_MAX_BOXES", 0, most=MOST_BOXES),
+        max_queued=_number(environ, "SANDBOX_MAX_QUEUED", DEFAULT_MAX_QUEUED, most=10_000_000),
+        max_queued_mb=_number(environ, "SANDBOX_MAX_QUEUED_MB", DEFAULT_MAX_QUEUED_MB, most=1 << 20),
+        judge_profile=_profile(environ.get("SANDBOX_JUDGE_PROFILE", LimitProfile.PAPER.value)),
     )
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, *, most: int) -> int:
+    text = environ.get(name, "") or str(default)
+    if not text.isdigit() or int(text) > most:
+        raise NodeRefusesError(f"{name}={text}: give a number from 0 to {most}")
+    return int(text)
+
+
+def _profile(name: str) -> LimitProfile:
+    try:
+        return LimitProfile(name)
+    except ValueError:
+        raise NodeRefusesError(f"SANDBOX_JUDGE_PROFILE={name}: choose from {', '.join(LimitProfile)}") from None

@@ -59,7 +59,7 @@ async def test_sentries_killed_or_frozen_in_a_call_cost_no_answer(
 
 async def test_a_client_that_goes_away_takes_its_queued_calls_along(node: RunningNode, client: SandboxClient) -> None:
     served = node.health()["served"]
-    batch = ExecutionBatch(calls=[call("import time; time.sleep(0.3)") for _ in range(40)])
+    batch = ExecutionBatch(calls=[call("import time; time.sleep(0.3)", id=str(n)) for n in range(40)])
     async with httpx.AsyncClient() as http:
         posting = asyncio.create_task(http.post(f"{node.url}/v1/run", content=batch.model_dump_json(), timeout=60))
         await until(lambda: node.health()["queued"] > 30)
