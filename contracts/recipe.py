@@ -47,7 +47,8 @@ class ToolSettings(Frozen):
     """The Python tool: limits of one call and how its response is shown."""
 
     profile: LimitProfile = Field(
-        LimitProfile.SIMPLE, description="named limits; single ones can be set apart under limits"
+        LimitProfile.SIMPLE,
+        description="named limits: wall time, CPU time below it, memory; single ones are set apart under limits",
     )
     limits: Limits = Limits()
     feedback: FeedbackStyle = Field(

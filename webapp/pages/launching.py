@@ -38,11 +38,9 @@ def checkpoint_choices(project: Project) -> list[tuple[str, str]]:
 
 
 def profile_choices() -> list[tuple[str, str]]:
-    """The limit profiles with what they allow."""
-    limits = {profile: profile.limits for profile in LimitProfile}
-    return [
-        (p.value, f"{p.value}: {a.wall_s:g} s, {a.cpu_s:g} s of CPU, {a.memory_mb:,} MB") for p, a in limits.items()
-    ]
+    """The limit profiles with their wall time and memory."""
+    limits = [(profile.value, profile.limits) for profile in LimitProfile]
+    return [(name, f"{name}: {limit.wall_s:g} s, {limit.memory_mb:,} MB") for name, limit in limits]
 
 
 def choices(project: Project, tree: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
