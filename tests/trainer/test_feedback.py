@@ -113,6 +113,28 @@ def test_labelled_is_the_released_code_s_form(result, text):
     assert labelled(result) == text
 
 
+LIBRARY = """\
+  File "/usr/local/lib/python3.11/site-packages/sympy/core/sympify.py", line 9, in sympify
+    return deep(a)
+           ^^^^^^^
+  File "<frozen importlib._bootstrap>", line 5, in _call
+  File "/usr/local/lib/python3.11/re/__init__.py", line 6, in deep
+    return deep(a)
+  [Previous line repeated 995 more times]
+"""
+
+
+def test_a_traceback_has_only_the_program_s_own_frames():
+    def frame(file: str) -> str:
+        return f'  File "{file}", line 2, in f\n    call()\n'
+
+    own = frame("main.py") + frame("<string>") + frame("/work/module.py")
+    head, last = "Traceback (most recent call last):\n", "ValueError: x"
+    text = raw(ended(ExecutionStatus.ERROR, stderr=f"{head}{LIBRARY}{own}{LIBRARY}{last}\n"))
+    assert text == f"{head}{own}{last}"
+    assert raw(ended(ExecutionStatus.ERROR, stderr=f"{head}{LIBRARY}{last}")) == f"{head}{last}"
+
+
 def test_traceback_lines_keep_the_last_ones():
     assert (
         raw(ended(ExecutionStatus.ERROR, stderr=TRACEBACK), traceback_lines=1) == "ZeroDivisionError: division by zero"

@@ -24,6 +24,10 @@ MAX_CLUSTER = 32  # characters a cut moves to keep what is one character to a re
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 # The last line of a limit's own exception: a sentence with the limit in it takes its place.
 _LIMIT_RAISED = re.compile(r"(^|\n)(TimeLimitExceeded: [^\n]*|CpuLimitExceeded: [^\n]*|MemoryError)\Z")
+_LIBRARY_FRAME = re.compile(
+    r'^  File "(?:[^"\n]*/(?:lib/python3|site-packages/)|<frozen )[^\n]*\n(?:(?:    |  \[Previous line)[^\n]*\n)*',
+    re.MULTILINE,
+)
 _REASONS = {
     ExecutionStatus.TIMEOUT: "worker_timeout",
     ExecutionStatus.CPU_LIMIT: "worker_timeout",
@@ -107,8 +111,8 @@ def _labelled(execution: Execution, settings: ToolSettings) -> list[_Part]:
 
 
 def _why(execution: Execution, settings: ToolSettings) -> str:
-    """The traceback, and what limit was reached where one was."""
-    told = execution.stderr.rstrip("\n")
+    """The traceback with the program's own frames, and what limit was reached where one was."""
+    told = _LIBRARY_FRAME.sub("", f"{execution.stderr.rstrip()}\n").rstrip("\n")
     if sentence := _limit_reached(execution, settings):
         told = "\n".join(filter(None, (_LIMIT_RAISED.sub("", told), sentence)))
     told = told or f"The program ended with exit code {execution.exit_code} and no message"
