@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from sandbox.guest import preload, program
 from sandbox.guest.output import HeadTail
+from sandbox.guest.stream import SharedMemory
 
 SOFT_GRACE_S = 0.2  # between the signal that raises in the program and the one that kills it
 WHERE_PATIENCE_S = 0.02
@@ -63,6 +64,7 @@ class ForkServer:
         signal.set_wakeup_fd(self._wake_write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._shared = SharedMemory()
         self._base_vm = 0
         self._idle_memory = 0
 
@@ -71,7 +73,7 @@ class ForkServer:
         started = time.perf_counter()
         preload.import_tier(self._tier)
         for _ in range(2):
-            preload.run_snippet(program.execute)
+            preload.run_snippet(program.execute, self._shared)
         preload.freeze()
         self._base_vm = _address_space()
         self._idle_memory = self._memory_in_use()
@@ -95,12 +97,14 @@ class ForkServer:
         ending = self._supervise(child, limits, streams, started)
         exec_s = time.perf_counter() - started
         swept = self._sweep()
-        for fd, stream in streams.items():
+        for number, (fd, stream) in enumerate(streams.items()):
             _drain(fd, stream, limit=stream.total + keep)
+            stream.feed(self._shared.take(number))  # what it had not come to write
             os.close(fd)
+        self._shared.wipe()
         out, err = streams[child.out_fd], streams[child.err_fd]
         return {
-            **_describe(ending, limits),
+            **_describe(ending, limits, printed=max(out.total, err.total)),
             "stdout": out.text(),
             "stderr": _without_our_frames(err.text()) if ending.cause else err.text(),
             "stdout_bytes": out.total,
@@ -136,10 +140,17 @@ class ForkServer:
                 poll = select.poll()
                 poll.register(request_fd, select.POLLIN)
                 if not poll.poll(SPARE_PATIENCE_MS):
-                    preload.run_snippet(program.execute)
+                    preload.run_snippet(program.execute, self._shared)
             with open(request_fd, "rb") as file:
                 request = json.loads(file.read())
-            program.run(request, out_fd=out_fd, err_fd=err_fd, work_dir=self._work_dir, base_vm=self._base_vm)
+            program.run(
+                request,
+                out_fd=out_fd,
+                err_fd=err_fd,
+                shared=self._shared,
+                work_dir=self._work_dir,
+                base_vm=self._base_vm,
+            )
         except BaseException:  # noqa: BLE001 - a child must never return into the loop of the fork-server
             os._exit(1)
 
@@ -152,7 +163,7 @@ class ForkServer:
 
     def _supervise(self, child: Child, limits: dict[str, Any], streams: dict[int, HeadTail], started: float) -> Ending:
         """Read its output, watch its limits, return when it is dead. Its end counts, not that of the pipes."""
-        hard_output = int(limits["output_kb"]) * 1024 * HARD_OUTPUT_FACTOR
+        hard_output = _hard_output(limits)
         deadline = started + float(limits["wall_s"])
         cause: str | None = None
         poll = select.poll()
@@ -278,13 +289,18 @@ def _hide_frame_pipes() -> tuple[int, int]:
     return fds
 
 
-def _describe(ending: Ending, limits: dict[str, Any]) -> dict[str, Any]:
+def _hard_output(limits: dict[str, Any]) -> int:
+    """Bytes on one stream at which a program is killed."""
+    return int(limits["output_kb"]) * 1024 * HARD_OUTPUT_FACTOR
+
+
+def _describe(ending: Ending, limits: dict[str, Any], printed: int) -> dict[str, Any]:
     """The status and its numbers, from the cause we know and the wait status."""
     status = ending.wait_status
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     cpu_s = ending.usage.ru_utime + ending.usage.ru_stime
-    name = ending.cause
+    name = ending.cause or ("output_limit" if printed > _hard_output(limits) else None)
     if name is None and number in (program.DIED_OF_MEMORY, program.DIED_OF_CPU):
         name = "memory" if number == program.DIED_OF_MEMORY else "cpu_limit"
         number, exit_code = None, 1

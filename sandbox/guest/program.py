@@ -24,7 +24,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from sandbox.guest import preload
+from sandbox.guest.stream import SharedMemory, SharedText
 
 FILE_NAME = "main.py"
 UID = 10000
@@ -33,7 +33,10 @@ DIED_OF_CPU = signal.SIGRTMIN + 8
 WHERE_SIGNAL = signal.SIGUSR2  # print where you hang, from C: for a program that the soft signal does not reach
 MIB = 1 << 20
 # Named, not searched for: to look at every name in sys.modules dirties a page for each, and to free a module more.
-_OUR_MODULES = ("sandbox", *(f"sandbox.guest{name}" for name in ("", ".preload", ".program", ".output", ".forkserver")))
+_OUR_MODULES = (
+    "sandbox",
+    *(f"sandbox.guest{name}" for name in ("", ".preload", ".program", ".output", ".stream", ".forkserver")),
+)
 _hidden: list[object] = []
 MEMORY_SLACK = 32 * MIB  # given back after a MemoryError so that its traceback can be printed
 SHOWN_FRAMES = 2000  # of a traceback; more are cut in the middle before they cost memory and time
@@ -180,7 +183,9 @@ def _call_own_hook(error: BaseException, frames: types.TracebackType | None) -> 
 
 
 def _write_traceback(error: BaseException, frames: types.TracebackType | None) -> bool:
-    file = getattr(sys, "stderr", None) or preload.open_text(2)
+    file = getattr(sys, "stderr", None) or io.TextIOWrapper(
+        io.FileIO(2, "wb", closefd=False), errors="backslashreplace"
+    )
     traceback.print_exception(type(error), error, frames, file=file)
     return True
 
@@ -228,9 +233,11 @@ def _raise_cpu_limit(_signum: int, frame: types.FrameType | None) -> None:
     raise CpuLimitExceeded("the program ran out of CPU time")
 
 
-def run(request: dict[str, Any], *, out_fd: int, err_fd: int, work_dir: str, base_vm: int) -> NoReturn:
+def run(
+    request: dict[str, Any], *, out_fd: int, err_fd: int, shared: SharedMemory, work_dir: str, base_vm: int
+) -> NoReturn:
     """Become the program of `request`. `base_vm` is the address space the interpreter has already (bytes)."""
-    _wire(request, out_fd, err_fd)
+    _wire(request, out_fd, err_fd, shared)
     _confine(request["limits"], work_dir, base_vm)
     code = str(request["code"]).removeprefix("\ufeff")
     with contextlib.suppress(OSError, ValueError), open(FILE_NAME, "w", encoding="utf-8", newline="") as file:
@@ -244,7 +251,7 @@ def run(request: dict[str, Any], *, out_fd: int, err_fd: int, work_dir: str, bas
     _end(exit_code)
 
 
-def _wire(request: dict[str, Any], out_fd: int, err_fd: int) -> None:
+def _wire(request: dict[str, Any], out_fd: int, err_fd: int, shared: SharedMemory) -> None:
     stdin = str(request.get("stdin", "")).encode("utf-8", "surrogateescape")
     in_fd = os.open(os.devnull, os.O_RDONLY)
     if stdin:
@@ -260,8 +267,8 @@ def _wire(request: dict[str, Any], out_fd: int, err_fd: int) -> None:
             os.close(source)
     # As in any interpreter the second name keeps the stream open when a program wraps or replaces the first.
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="replace")  # type: ignore[misc]  # noqa: SIM115, E501
-    sys.stdout = sys.__stdout__ = preload.open_text(1)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = preload.open_text(2)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = shared.open_text(1, 0)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = shared.open_text(2, 1)  # type: ignore[misc]
 
 
 def _confine(limits: dict[str, Any], work_dir: str, base_vm: int) -> None:
@@ -329,7 +336,8 @@ def _end(exit_code: int) -> NoReturn:
     _drop_program()
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         with contextlib.suppress(BaseException):  # a program may have deleted or replaced it
-            getattr(sys, name).flush()
+            stream = getattr(sys, name)
+            (stream.settle if type(stream) is SharedText else stream.flush)()
     if exit_code < 0:
         signal.signal(-exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -exit_code)
