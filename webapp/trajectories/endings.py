@@ -58,7 +58,7 @@ def _times(call: ToolCallRow) -> str:
     if call.execution_status is None:  # a row of an earlier version: the header has what there is
         return ""
     queued = f"waited {call.queue_ms:,.0f} ms for a box, which no limit counts"
-    return f"ran {call.exec_ms:,.0f} ms, {call.cpu_ms:,.0f} ms of it on the CPU; {queued}"
+    return f"ran {call.exec_ms:,.0f} ms, used {call.cpu_ms:,.0f} ms of CPU with its start; {queued}"
 
 
 def _allowed(limits: Mapping[str, Any]) -> str:

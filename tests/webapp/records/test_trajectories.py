@@ -191,7 +191,7 @@ def test_a_tool_response_says_what_was_allowed_measured_and_cut(viewer: Client, 
     cut = {"truncated": True, "is_cut": True, "stdout_bytes": 10_000_000, "stderr_bytes": 12}
     text = show_call(viewer, recorded, status="timeout", execution_status="cpu_limit", **cut)
     assert "tool response · timeout" in text and "stopped at the CPU limit of 2 s" in text
-    assert "ran 41 ms, 39 ms of it on the CPU; waited 6 ms for a box, which no limit counts" in text
+    assert "ran 41 ms, used 39 ms of CPU with its start; waited 6 ms for a box, which no limit counts" in text
     assert "allowed 5 s, 2 s of CPU, 512 MB" in text
     assert "printed 10,000,000 bytes on stdout, 12 on stderr; the sandbox kept head and tail of 64 kB of each" in text
     assert "the model saw what fits into 160 tokens" in text
