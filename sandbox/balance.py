@@ -13,7 +13,7 @@ from contracts.execution import NodeHealth
 
 FRESH_S = 2.0  # an older report says nothing about load any more
 FLOOR_IN_FLIGHT = 32  # of this client on one node; also before the first report
-CALLS_PER_BOX = 8  # in flight: enough that no box waits for the client, few enough that it holds the rest
+CALLS_PER_BOX = 4  # in flight: enough that no box waits for the client, few enough that it holds the rest
 FIRST_REST_S = 0.1
 MAX_REST_S = 2.0
 

@@ -203,6 +203,7 @@ class Dispatcher:
         node.send(len(batch))
         self.flights.add(flight)
         flight.task = asyncio.create_task(self._fly(flight, self._body(batch)))
+        flight.task.add_done_callback(lambda _: self.flights.discard(flight))  # also when cancelled before it began
 
     def _body(self, batch: list[Waiting]) -> ExecutionBatch:
         calls = [waiting.call.model_copy(update={"id": waiting.id}) for waiting in batch]
@@ -229,7 +230,6 @@ class Dispatcher:
         except SandboxRefused as error:
             self._refuse(flight.land(), error)
         finally:
-            self.flights.discard(flight)
             for waiting in flight.land():
                 self._retry(waiting, node, reason)
             self.wake()

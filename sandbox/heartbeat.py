@@ -20,7 +20,7 @@ from sandbox.wire import Wire
 BEAT_S = 0.5
 SILENT_S = 2.0  # without an answer to a heartbeat: the node is lost
 SILENT_ALONE_S = 10.0  # the same when there is no other node to turn to
-STALL_S = 0.5  # a heartbeat that ends this much too late says that we were late, not the node
+STALL_S = 0.05  # a heartbeat that ends this much too late says that we were late, not the node
 REFRESH_S = 30.0
 REFRESH_LOST_S = 2.0  # the same while a node is lost
 

@@ -282,6 +282,20 @@ async def test_a_call_nobody_waits_for_closes_its_request() -> None:
             await running
 
 
+async def test_calls_forgotten_at_once_leave_nothing_behind() -> None:
+    async with client_of(answers_all) as client:
+        for turns in range(4):
+            running = asyncio.create_task(client.run(calls("a")[0]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert not client._dispatcher.flights
+        assert not client._dispatcher.open
+        assert [node.in_flight for node in client._dispatcher.nodes] == [0]
+
+
 async def test_closing_the_client_ends_what_waits() -> None:
     async with client_of(never) as client:
         running = asyncio.create_task(client.run(calls("a")[0]))
