@@ -6,7 +6,7 @@ PORT ?= 8000
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help run install system test test-unit check format bench-sandbox demo-seeds base-model screenshots lock clean
+.PHONY: help run install system test test-unit check format bench-sandbox soak-sandbox scale demo-seeds base-model screenshots lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,14 @@ format: install  ## ruff format and fixable lint
 
 bench-sandbox: install system  ## the sandbox against itself without gVisor and against code-judge; prints its bars
 	$(BIN)/python -m benchmarks.sandbox $(if $(CODE_JUDGE),--code-judge $(CODE_JUDGE))
+
+soak-sandbox: install system  ## 10,000 calls, hostile ones among them, on one node: memory, threads, files must stay flat
+	$(BIN)/python -m benchmarks.sandbox.soak
+
+scale: install system  ## measure the cost of a call, simulate, check on two nodes; rewrites docs/scale.md
+	$(BIN)/python -m benchmarks.sandbox --modes closed --only ours --rounds 1 --seconds 60 --c 1 $$((4 * $$(nproc))) --costs sandbox/measured_costs.json
+	$(BIN)/python -m sandbox simulate --markdown docs/scale.md
+	$(BIN)/python -m benchmarks.sandbox --modes two-nodes --markdown docs/scale.md
 
 demo-seeds: install system  ## the demo recipe with seeds 1, 2, 3; prints the table of its bars
 	$(BIN)/python -m benchmarks.demo_seeds

@@ -1,4 +1,4 @@
-"""python -m sandbox serve | run FILE | doctor | ray."""
+"""python -m sandbox serve | run FILE | doctor | simulate | ray."""
 
 import argparse
 import asyncio
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from contracts.execution import ExecutionCall, Limits
+from sandbox import simulate
 from sandbox.box import Box, BoxError
 from sandbox.gvisor import find_runsc
 from sandbox.launcher import NodeRefusesError
@@ -20,6 +21,8 @@ from sandbox.tiers import Tier, choose_tier
 def main() -> int:
     """Parse, run, and turn a refusal into one sentence on stderr and exit code 2."""
     arguments = _parser().parse_args()
+    if arguments.command == "simulate":
+        return show_simulation(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if arguments.command == "ray":
         return ray_nodes(arguments.address, arguments.boxes)
@@ -62,7 +65,30 @@ def _parser() -> argparse.ArgumentParser:
     cluster = commands.add_parser("ray", help="a node on every Ray node that has the resource sandbox; prints URLs")
     cluster.add_argument("--address", default="auto", help="of the Ray cluster")
     cluster.add_argument("--boxes", type=int, default=0, help="warm boxes of each node; default: by its cores")
+    scale = commands.add_parser("simulate", help="how many cores for how many calls, from measured costs")
+    scale.add_argument("--costs", type=Path, metavar="FILE", help="of benchmarks.sandbox --json; default: as committed")
+    scale.add_argument("--calls", type=int, default=simulate.STEP_CALLS, help="calls of one step")
+    scale.add_argument("--spread-s", type=float, nargs="+", default=list(simulate.SPREADS_S), help="0: all at once")
+    scale.add_argument("--cores", type=int, nargs="+", default=list(simulate.CORES))
+    scale.add_argument("--cores-per-node", type=int, default=32)
+    scale.add_argument("--markdown", type=Path, metavar="FILE", help="put the tables between its marks (docs/scale.md)")
     return parser
+
+
+def show_simulation(arguments: argparse.Namespace) -> int:
+    """Print the tables, or put them into a document."""
+    tables = simulate.report(
+        simulate.read_costs(arguments.costs),
+        calls=arguments.calls,
+        cores_per_node=arguments.cores_per_node,
+        cores=arguments.cores,
+        spreads_s=arguments.spread_s,
+    )
+    if arguments.markdown:
+        simulate.write_between_marks(arguments.markdown, "simulated", tables)
+    else:
+        sys.stdout.write(f"{tables}\n")
+    return 0
 
 
 async def run_file(settings: NodeSettings, path: Path, wall_s: float) -> int:

@@ -9,13 +9,17 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.sandbox.calibrate import calibrate
 from benchmarks.sandbox.code_judge import CodeJudge
 from benchmarks.sandbox.contestants import Contestant, FreshInterpreters, Node
-from benchmarks.sandbox.machine import read_machine
+from benchmarks.sandbox.machine import MachineFacts, read_machine
 from benchmarks.sandbox.modes import OPEN_SHARES, Bench
 from benchmarks.sandbox.report import table
+from benchmarks.sandbox.two_nodes import compare
+from sandbox.simulate import write_between_marks
 
 MODES = ("closed", "open", "overrun", "replace", "burst")
+ALONE = ("calibrate", "two-nodes")  # modes that run by themselves, when asked for
 CONTESTANTS = ("ours", "plain", "code-judge")
 
 
@@ -26,22 +30,37 @@ def main() -> int:
         vars(options).update(_QUICK)
     machine = read_machine()
     print("\n".join(machine.lines()), flush=True)
+    if options.modes[0] in ALONE:
+        text = _run_alone(options, machine)
+        print(f"\n### {options.modes[0]}\n\n{text}")
+        if options.markdown:
+            write_between_marks(options.markdown, options.modes[0], text)
+        return 0
     with tempfile.TemporaryDirectory(prefix="sandbox-bench-") as folder:
         bench = Bench(options, _contestants(options, Path(folder)))
         asyncio.run(bench.run())
     bars = bench.check_bars()
     print(f"\n### Bars\n\n{table(('bar', 'promised', 'measured', 'met'), [bar.cells() for bar in bars])}")
     print(f"\nload average before {machine.load_before}, after {os.getloadavg()[0]:.2f}")
+    summary = bench.summary(replace(machine, load_after=round(os.getloadavg()[0], 2)))
     if options.json:
-        machine = replace(machine, load_after=round(os.getloadavg()[0], 2))
-        options.json.write_text(json.dumps(bench.summary(machine), indent=1))
+        options.json.write_text(json.dumps(summary, indent=1) + "\n")
+    if options.costs and summary["costs"]:
+        options.costs.write_text(json.dumps(summary["costs"]) + "\n")
     return 1 if any(bar.is_met is False for bar in bars) else 0
+
+
+def _run_alone(options: argparse.Namespace, machine: MachineFacts) -> str:
+    if options.modes[0] == "calibrate":
+        return calibrate(options.seed)
+    with tempfile.TemporaryDirectory(prefix="sandbox-bench-") as folder:
+        return asyncio.run(compare(options, Path(folder), machine))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="everything, but short: about two minutes")
-    parser.add_argument("--modes", type=_names(MODES), default=list(MODES), metavar=",".join(MODES))
+    parser.add_argument("--modes", type=_names(MODES + ALONE), default=list(MODES), metavar=",".join(MODES + ALONE))
     parser.add_argument("--only", type=_names(CONTESTANTS), default=list(CONTESTANTS), metavar=",".join(CONTESTANTS))
     parser.add_argument("--c", type=int, nargs="+", help="callers of the closed loop; default: 1, cores, 4 cores, 1000")
     parser.add_argument("--seconds", type=float, default=20.0, help="closed loop: of each contestant at each --c")
@@ -57,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--judge-workers", type=int, default=2 * (os.cpu_count() or 1))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything here")
+    parser.add_argument("--costs", type=Path, metavar="FILE", help="write what the simulator reads: costs of a call")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="calibrate, two-nodes: put it between its marks")
     return parser
 
 
