@@ -93,7 +93,7 @@ class Pool:
 
     def make_images(self) -> None:
         """In the background: save an image of each tier, so that replacements are restored and not started cold."""
-        self._spawn(self._make_images)
+        self._spawn(self._make_images, restart=False)
 
     async def _make_images(self) -> None:
         for tier in self.tiers:
@@ -129,16 +129,17 @@ class Pool:
             self._closing[box] = asyncio.create_task(box.close())
             self._closing[box].add_done_callback(lambda _: self._closing.pop(box, None))
 
-    def _spawn(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _spawn(self, main: Callable[[], Coroutine[Any, Any, None]], *, restart: bool = True) -> None:
         """Run a part of the node; when it crashes, say so and start it again."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = None if task.cancelled() else task.exception()
             if error is not None and not self._is_stopping:
-                log.error("%s crashed and starts again", main.__qualname__, exc_info=error)
+                log.error("%s crashed", main.__qualname__, exc_info=error)
                 self.tally.crashes += 1
-                asyncio.get_running_loop().call_later(CRASH_PAUSE_S, again)
+                if restart:
+                    asyncio.get_running_loop().call_later(CRASH_PAUSE_S, again)
 
         def again() -> None:
             if not self._is_stopping:

@@ -31,7 +31,12 @@ DEFAULT_TIERS = (Tier.LIGHT, Tier.NUMPY, Tier.SYMPY)
 
 def choose_tier(code: str, have: Collection[Tier] = DEFAULT_TIERS) -> Tier:
     """The cheapest tier among `have` that has imported what `code` names; else the richest there is."""
-    wanted = next((tier for tier, pattern in _NAMED.items() if pattern.search(code)), Tier.LIGHT)
+    wanted = next((tier for tier in _NAMED if _names(code, tier)), Tier.LIGHT)
     order = list(Tier)
     enough = [tier for tier in have if order.index(tier) >= order.index(wanted)]
     return min(enough, key=order.index) if enough else max(have, key=order.index)
+
+
+def _names(code: str, tier: Tier) -> bool:
+    """True when the code names a package of the tier. The plain search first: it is a hundred times faster."""
+    return any(package in code for package in PACKAGES[tier]) and _NAMED[tier].search(code) is not None

@@ -235,3 +235,8 @@ async def test_a_real_node(node: RunningNode) -> None:
         assert (found["status"], found["run_result"]["return_code"]) == ("Failed", 5)
         late = await post(http, "/run_code", {"language": "python", "code": "while 1: pass", "run_timeout": 0.5})
         assert late["run_result"]["status"] == "TimeLimitExceeded"
+        stored = {"data/n.txt": base64.b64encode(b"17").decode()}
+        read = await post(
+            http, "/run_code", {"language": "python", "code": "print(open('data/n.txt').read())", "files": stored}
+        )
+        assert read["run_result"]["stdout"] == "17\n"

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +19,7 @@ from sandbox.api_page import render_page
 from sandbox.client import SandboxClient
 from sandbox.openapi import ENDPOINTS, describe_api
 from sandbox.service import AnswerStream, build_app
-from tests.sandbox.conftest import RunningNode
+from tests.sandbox.conftest import RunningNode, require_runsc, start_node, stop_node
 from tests.sandbox.fake_boxes import LIGHT, RICHEST, FakePool, calls
 
 
@@ -270,3 +273,57 @@ async def test_a_real_node_answers_every_endpoint(node: RunningNode) -> None:
         for endpoint in ENDPOINTS:
             if endpoint.method == "get":
                 assert (await http.get(endpoint.path)).status_code == 200
+
+
+async def until(holds: Any, within_s: float = 15.0) -> None:
+    """Poll for a state of another process; there is no event to wait for."""
+    give_up = time.monotonic() + within_s
+    while not await holds():
+        assert time.monotonic() < give_up, "it did not happen in time"
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.runsc
+async def test_a_long_call_of_a_caller_who_hung_up_is_ended(node: RunningNode) -> None:
+    sleeper = {"id": "0", "code": "import time; time.sleep(60)", "limits": {"wall_s": 60}}
+    async with httpx.AsyncClient(base_url=node.url, timeout=30) as http:
+
+        async def health(name: str) -> int:
+            return int((await http.get("/v1/health")).json()[name])
+
+        async def is_busy() -> bool:
+            return await health("busy") == 1
+
+        async def is_ready() -> bool:
+            return await health("ready") == await health("boxes")
+
+        replaced = await health("replaced")
+        await until(is_ready)
+        posting = asyncio.create_task(http.post("/v1/run", json={"calls": [sleeper]}))
+        await until(is_busy)
+        posting.cancel()
+        await until(is_ready)
+        assert await health("replaced") == replaced + 1
+
+
+@pytest.mark.runsc
+async def test_a_full_queue_of_sleepers_rejects_and_recovers(tmp_path: Path) -> None:
+    require_runsc()
+    node = start_node(tmp_path, "--boxes", "1", SANDBOX_MAX_QUEUED="3")
+    try:
+        async with httpx.AsyncClient(base_url=node.url, timeout=30) as http:
+
+            async def is_ready() -> bool:
+                return bool((await http.get("/v1/health")).json()["ready"])
+
+            await until(is_ready)
+            sleepers = batch(*["import time; time.sleep(60)"] * 8)
+            for call in sleepers["calls"]:
+                call["limits"] = {"wall_s": 0.4}
+            lines = (await http.post("/v1/run", json=sleepers)).text.splitlines()
+            answers = Counter(json.loads(line)["status"] for line in lines)
+            assert answers == {"rejected": 4, "timeout": 4}  # one ran, three waited; waiting was no time of theirs
+            (line,) = (await http.post("/v1/run", json=batch("print(1)"))).text.splitlines()
+            assert json.loads(line)["stdout"] == "1\n"
+    finally:
+        stop_node(node)
