@@ -140,11 +140,12 @@ def ray_nodes(address: str, boxes: int) -> int:
     """Start the agents that are missing and print where each node listens."""
     from sandbox.ray_node import start_on_cluster  # ray takes a second, and a node does not need it
 
-    urls = start_on_cluster(address, boxes)
+    urls, failures = start_on_cluster(address, boxes)
+    if not urls and not failures:
+        failures = ["""no Ray node has the resource: ray start --resources '{"sandbox": 1}'"""]
     sys.stdout.write("".join(f"{url}\n" for url in urls))
-    if not urls:
-        sys.stderr.write("""sandbox: no Ray node has the resource: ray start --resources '{"sandbox": 1}'\n""")
-    return 0 if urls else 1
+    sys.stderr.write("".join(f"sandbox: {failure}\n" for failure in failures))
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ what came back, so that a burst does not all go where the last report was best.
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from contracts.execution import NodeHealth
 
@@ -28,10 +28,9 @@ class Node:
     reported_at: float = 0.0
     since_report: int = 0  # sent less answered
     heard_at: float = 0.0
-    moved_at: float = field(default_factory=time.monotonic)  # something ended there, for whomever
     rests_until: float = 0.0
     is_lost: bool = False  # until it speaks again
-    losses: int = 0  # since it last answered a call
+    failures: int = 0  # since it last ran a call
 
     def is_alive(self) -> bool:
         """True while it speaks."""
@@ -42,17 +41,8 @@ class Node:
         self.heard_at = time.monotonic()
         self.is_lost = False
 
-    def answer(self) -> None:
-        """It answered a call."""
-        self.hear()
-        self.land()
-        self.moved_at = self.heard_at
-        self.losses = 0
-
     def send(self, calls: int) -> None:
         """Count calls as under way."""
-        if not self.in_flight:
-            self.moved_at = time.monotonic()
         self.in_flight += calls
         self.since_report += calls
 
@@ -64,8 +54,6 @@ class Node:
     def take_report(self, report: NodeHealth) -> None:
         """Believe the node and forget what was added to its last report."""
         self.hear()
-        if self.report is None or self.report.served != report.served:
-            self.moved_at = time.monotonic()
         self.report, self.reported_at, self.since_report = report, time.monotonic(), 0
 
     def rest(self, seconds: float) -> None:
@@ -73,10 +61,10 @@ class Node:
         self.rests_until = max(self.rests_until, time.monotonic() + seconds)
 
     def stumble(self) -> None:
-        """One request broke: left alone, longer each time. A burst of them, when it dies, counts once."""
+        """Something broke there: left alone, longer each time. A burst of it, when a node dies, counts once."""
         if time.monotonic() >= self.rests_until:
-            self.rest(min(FIRST_REST_S * 2**self.losses, MAX_REST_S) * random.uniform(0.75, 1.25))  # noqa: S311
-            self.losses += 1
+            self.rest(min(FIRST_REST_S * 2**self.failures, MAX_REST_S) * random.uniform(0.75, 1.25))  # noqa: S311
+            self.failures += 1
 
     def lose(self) -> None:
         """It is gone: left alone until it speaks."""

@@ -50,6 +50,7 @@ class Flight:
     node: Node
     waiting: dict[str, Waiting]
     longest_s: float  # wall limit
+    heard_at: float = field(default_factory=time.monotonic)
     task: asyncio.Task[None] | None = None
 
     def land(self) -> list[Waiting]:
@@ -142,16 +143,21 @@ class Dispatcher:
             self.wake()
 
     def _retry(self, waiting: Waiting, node: Node, reason: str, after_s: float = 0.0) -> None:
-        """Once more, on another node if there is one; a call that has failed too often is given up."""
+        """Once more; a call that has failed too often is given up."""
         waiting.failures += 1
-        waiting.tried = (*waiting.tried, node)
         if waiting.failures >= MAX_FAILURES:
             self.finish(waiting, SandboxUnavailable(reason, [waiting.call.id]))
-        elif any(other not in waiting.tried and not other.is_lost for other in self.nodes):
+        else:
+            self._try_elsewhere(waiting, node, max(after_s, FIRST_REST_S * 2**waiting.failures))
+
+    def _try_elsewhere(self, waiting: Waiting, node: Node, after_s: float) -> None:
+        """At once on a node it was not on yet; in a while if there is none."""
+        waiting.tried = (*waiting.tried, node)
+        if any(other not in waiting.tried and not other.is_lost for other in self.nodes):
             self._hold_again(waiting)
         else:
-            backoff_s = max(after_s, FIRST_REST_S * 2**waiting.failures)
-            asyncio.get_running_loop().call_later(backoff_s, self._hold_again, waiting)
+            waiting.tried = (node,)
+            asyncio.get_running_loop().call_later(after_s, self._hold_again, waiting)
 
     # Requests.
 
@@ -238,19 +244,30 @@ class Dispatcher:
         waiting = flight.waiting.pop(execution.id, None)
         if waiting is None:
             return  # answered before, or nobody waits for it any more
-        waiting.flight = None
-        flight.node.answer()
+        node = flight.node
+        waiting.flight, flight.heard_at = None, time.monotonic()
+        node.land()
+        node.hear()
         reason = f"{execution.node}: {execution.status.value}: {execution.reason}"
         if execution.status is ExecutionStatus.REJECTED:
-            self.trouble = reason
-            flight.node.rest(execution.retry_after_s or FIRST_REST_S)
-            self._hold_again(waiting)
+            self._turn_away(waiting, node, reason, execution.retry_after_s or FIRST_REST_S)
         elif execution.status.is_ours:
-            self._retry(waiting, flight.node, reason, execution.retry_after_s or 0.0)
+            node.stumble()
+            self._retry(waiting, node, reason, execution.retry_after_s or 0.0)
         else:
             self.answered += 1
+            node.failures = 0
             self.finish(waiting, execution.model_copy(update={"id": waiting.call.id}))
         self.wake()
+
+    def _turn_away(self, waiting: Waiting, node: Node, reason: str, after_s: float) -> None:
+        """Nothing was run. Without a deadline the node is full for all; with one it may be full for this call only."""
+        self.trouble = reason
+        if waiting.deadline_at is None:
+            node.rest(after_s)
+            self._hold_again(waiting)
+        else:
+            self._try_elsewhere(waiting, node, after_s)
 
     def _refuse(self, refused: list[Waiting], error: SandboxRefused) -> None:
         """One call can make a node refuse its whole batch: each gets a request of its own before it is refused."""
@@ -265,10 +282,22 @@ class Dispatcher:
         """A node is gone: what it has not answered goes elsewhere, and what it answers later is not heard."""
         self._mark_lost(node, reason)
         for flight in [flight for flight in self.flights if flight.node is node]:
-            for waiting in flight.land():
-                self._retry(waiting, node, reason)
-            if flight.task is not None:
-                flight.task.cancel()
+            self._abandon(flight, reason)
+
+    def abandon_silent(self, after_s: float) -> None:
+        """Requests that say nothing for longer than their calls may take and wait, whatever swallowed the answers."""
+        now = time.monotonic()
+        for flight in list(self.flights):
+            wait_s = flight.node.report.wait_s if flight.node.report else 0.0
+            if now - flight.heard_at > flight.longest_s + wait_s + after_s:
+                flight.node.stumble()
+                self._abandon(flight, f"{flight.node.url}: no answer for {now - flight.heard_at:.0f} s")
+
+    def _abandon(self, flight: Flight, reason: str) -> None:
+        for waiting in flight.land():
+            self._retry(waiting, flight.node, reason)
+        if flight.task is not None:
+            flight.task.cancel()
 
     def _mark_lost(self, node: Node, reason: str) -> None:
         if not node.is_lost:

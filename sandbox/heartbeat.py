@@ -69,6 +69,7 @@ class Heartbeat:
                     watch.add_done_callback(partial(self._end_watch, node))
             self._refresh_if_due(started)
             await asyncio.sleep(BEAT_S)
+            dispatcher.abandon_silent(self._give_up_after_s)
             self._give_up(min(time.monotonic() - started, 2 * BEAT_S))
             dispatcher.wake()
 
@@ -103,7 +104,6 @@ class Heartbeat:
         patience_s = SILENT_ALONE_S if is_alone else SILENT_S
         try:
             node.take_report(await self._wire.health(node.url, within_s=patience_s))
-            self._check_stuck(node)
         except (TimeoutError, httpx.TimeoutException, httpx.ConnectError) as error:
             is_our_stall = time.monotonic() - started > patience_s + STALL_S
             if node.heard_at < started and not is_our_stall:
@@ -113,12 +113,6 @@ class Heartbeat:
                 node.hear()
         except (httpx.HTTPError, ValidationError):
             pass  # the next heartbeat will tell
-
-    def _check_stuck(self, node: Node) -> None:
-        """A node that speaks but ends nothing, ours or others', for longer than any call may take, is lost too."""
-        longest_s = max((flight.longest_s for flight in self._dispatcher.flights if flight.node is node), default=0.0)
-        if longest_s and time.monotonic() - node.moved_at > longest_s + self._give_up_after_s:
-            self._dispatcher.lose(node, f"{node.url}: no answer for {longest_s + self._give_up_after_s:g} s")
 
     def _refresh_if_due(self, now: float) -> None:
         every_s = REFRESH_LOST_S if any(node.is_lost for node in self._dispatcher.nodes) else REFRESH_S

@@ -24,8 +24,11 @@ NAMESPACE = "astrolabe"
 NAME_PREFIX = "sandbox-"
 RESOURCE = "sandbox"
 PROJECT = Path(__file__).resolve().parent.parent
-RESTART_S = 1.0
+FIRST_PAUSE_S = 1.0  # before a node that died is started again; doubled while it keeps dying early
+MAX_PAUSE_S = 30.0
+EARLY_S = 60.0
 START_S = 180.0  # the first start on a machine builds the root of its boxes
+MAX_STARTS = 3  # without one answer
 
 
 class NodeAgent:
@@ -36,7 +39,6 @@ class NodeAgent:
         self._port = _free_port(self._host)
         self._boxes = boxes
         self._state_dir = Path(tempfile.gettempdir()) / f"astrolabe-{NAME_PREFIX}{_node_id()[:16]}"
-        self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         # The node's death signal follows the thread that started it, so one thread starts it each time and never ends.
         threading.Thread(target=self._keep, name="sandbox-node", daemon=True).start()
@@ -52,16 +54,14 @@ class NodeAgent:
         except httpx.HTTPError:
             return {}
 
-    def process(self) -> tuple[int, int]:
-        """Pid of the node, 0 when there is none, and how often it was started."""
-        return (self._process.pid if self._process else 0), self._starts
-
     def wait_ready(self) -> str:
         """The URL once the node answers; the end of its log when it does not."""
         give_up = time.monotonic() + START_S
+        first = self._starts
         while not self.health():
-            if time.monotonic() > give_up:
-                raise RuntimeError(f"the sandbox node does not answer: {self._log_path.read_text()[-2000:]}")
+            if time.monotonic() > give_up or self._starts - first >= MAX_STARTS:
+                words = self._log_path.read_text(errors="replace").strip().splitlines()[-3:]
+                raise RuntimeError(f"the sandbox node at {self.url()} does not answer: {'; '.join(words)}")
             time.sleep(0.1)
         return self.url()
 
@@ -70,28 +70,40 @@ class NodeAgent:
         return self._state_dir / "node.log"
 
     def _keep(self) -> None:
+        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        pause_s = FIRST_PAUSE_S
+        while True:
+            started = time.monotonic()
+            self._port = _free_port(self._host, self._port)
+            process = self._start()
+            self._starts += 1
+            process.wait()
+            pause_s = min(pause_s * 2, MAX_PAUSE_S) if time.monotonic() - started < EARLY_S else FIRST_PAUSE_S
+            time.sleep(pause_s)
+
+    def _start(self) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-m", "sandbox", "serve", "--host", self._host, "--port", str(self._port)]
         argv += ["--boxes", str(self._boxes), "--state-dir", str(self._state_dir)]
-        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        while True:
-            with self._log_path.open("ab") as log:
-                self._process = subprocess.Popen(
-                    argv,
-                    cwd=PROJECT,
-                    env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call
-                )
-            self._starts += 1
-            self._process.wait()
-            time.sleep(RESTART_S)
+        with self._log_path.open("ab") as log:
+            return subprocess.Popen(
+                argv,
+                cwd=PROJECT,
+                env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call
+            )
 
 
-def _free_port(host: str) -> int:
+def _free_port(host: str, wanted: int = 0) -> int:
+    """The wanted port, or another where it is taken: clients that follow the cluster ask for the URL again."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, wanted))
+        except OSError:
+            return _free_port(host)
         return int(probe.getsockname()[1])
 
 
@@ -99,10 +111,18 @@ def _node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def start_agents(boxes: int = 0) -> list[str]:
-    """An agent on every Ray node with the resource, started where there is none; the URLs of all, once they answer."""
+def start_agents(boxes: int = 0) -> tuple[list[str], list[str]]:
+    """An agent on every Ray node with the resource, started where there is none: URLs that answer, and failures."""
     agents = [_start_agent(node["NodeID"], boxes) for node in ray.nodes() if _has_resource(node)]
-    return ray.get([agent.wait_ready.remote() for agent in agents])
+    urls, failures = [], []
+    for ready in [agent.wait_ready.remote() for agent in agents]:
+        try:
+            urls.append(str(ray.get(ready)))
+        except ray.exceptions.RayTaskError as error:
+            failures.append(str(error.cause))
+        except ray.exceptions.RayError as error:
+            failures.append(str(error))
+    return urls, failures
 
 
 def _has_resource(node: dict[str, Any]) -> bool:
@@ -124,7 +144,7 @@ def _start_agent(node_id: str, boxes: int) -> Any:
     return ray.remote(NodeAgent).options(**options).remote(boxes)
 
 
-def start_on_cluster(address: str, boxes: int) -> list[str]:
+def start_on_cluster(address: str, boxes: int) -> tuple[list[str], list[str]]:
     """Connect to the cluster and start the agents; its token is Ray's own affair (RAY_AUTH_TOKEN_PATH)."""
     environ = {"PYTHONPATH": str(PROJECT), **_forwarded()}
     ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, runtime_env={"env_vars": environ})

@@ -29,10 +29,10 @@ def agent_urls() -> list[str]:
         _connect(ray)
         actors = ray.util.list_named_actors(all_namespaces=True)
         names = [a["name"] for a in actors if a["namespace"] == NAMESPACE and a["name"].startswith(AGENT_PREFIX)]
-        asked: list[Any] = [ray.get_actor(name, namespace=NAMESPACE).url.remote() for name in sorted(names)]
+        asked = [answer for name in sorted(names) for answer in _ask_agent(ray, name)]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
-        return [url for url in map(_url_of, answered) if url]
-    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        return [url for answer in answered for url in _read_url(ray, answer)]
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
         _log.warning("Ray does not say where the sandbox nodes are: %s", error)
         return []
 
@@ -41,13 +41,19 @@ def _listed_urls() -> list[str]:
     return [url.strip() for url in os.environ.get("SANDBOX_URLS", "").split(",") if url.strip()]
 
 
-def _url_of(answer: Any) -> str:
-    import ray
-
+def _ask_agent(ray: Any, name: str) -> list[Any]:
+    """Its answer to come, or nothing when it died since it was listed."""
     try:
-        return str(ray.get(answer))
+        return [ray.get_actor(name, namespace=NAMESPACE).url.remote()]
+    except ValueError:
+        return []
+
+
+def _read_url(ray: Any, answer: Any) -> list[str]:
+    try:
+        return [str(ray.get(answer))]
     except ray.exceptions.RayError:
-        return ""  # its agent died
+        return []
 
 
 def _is_in_cluster() -> bool:

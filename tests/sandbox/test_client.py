@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from contracts.execution import ExecutionCall, ExecutionStatus
+from contracts.execution import ExecutionCall, ExecutionStatus, Limits
 from sandbox.balance import FLOOR_IN_FLIGHT
 from sandbox.client import SandboxClient, SandboxRefused, SandboxUnavailable
 
@@ -260,6 +260,33 @@ async def test_waiting_for_a_full_node_counts_to_the_deadline() -> None:
     async with client_of(handler, deadline_s=0.3) as client:
         with pytest.raises(SandboxUnavailable, match="within 0.3 s"):
             await client.run(calls("a")[0])
+
+
+async def test_a_node_that_cannot_keep_one_deadline_is_not_full_for_others() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        status = "rejected" if body["deadline_s"] is not None else "ok"
+        return httpx.Response(200, text="\n".join(answer(id, status, retry_after_s=60) for id in ids_of(request)))
+
+    async with client_of(handler) as client:
+        with pytest.raises(SandboxUnavailable, match="within 0.1 s"):
+            await client.run(calls("a")[0], deadline_s=0.1)
+        async with asyncio.timeout(2):
+            assert (await client.run(calls("b")[0])).status == "ok"
+
+
+async def test_a_request_that_swallows_its_answers_is_sent_again() -> None:
+    tries = 0
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        nonlocal tries
+        tries += 1
+        return await never(request) if tries == 1 else answers_all(request)
+
+    short = ExecutionCall(id="a", code="1", limits=Limits(wall_s=0.1))
+    async with client_of(handler, give_up_after_s=0.2) as client:
+        assert (await client.run(short)).status == "ok"
+    assert tries == 2
 
 
 async def test_a_call_nobody_waits_for_closes_its_request() -> None:

@@ -53,8 +53,7 @@ def test_what_was_sent_since_the_report_counts() -> None:
     reported_idle, reported_busy = node("idle"), node("busy", busy=3)
     reported_idle.send(4)
     assert chosen(reported_idle, reported_busy) == {"busy": 200}
-    for _ in range(3):
-        reported_idle.answer()
+    reported_idle.land(3)
     assert chosen(reported_idle, reported_busy) == {"idle": 200}
 
 
@@ -99,4 +98,4 @@ def test_many_requests_that_break_at_once_count_as_one() -> None:
     broken = node("broken")
     for _ in range(20):
         broken.stumble()
-    assert broken.losses == 1
+    assert broken.failures == 1
