@@ -101,7 +101,8 @@ class AnswerStream(Response):
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         while executions := await self._answers.take():
-            lines = "".join(execution.model_dump_json() + "\n" for execution in executions)
+            # In ASCII: many readers of lines, httpx among them, split on U+2028 and U+0085 too.
+            lines = "".join(execution.model_dump_json(ensure_ascii=True) + "\n" for execution in executions)
             async with asyncio.timeout(SEND_S):
                 await send({"type": "http.response.body", "body": lines.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
