@@ -165,6 +165,7 @@ class ForkServer:
         """Read its output, watch its limits, return when it is dead. Its end counts, not that of the pipes."""
         hard_output = _hard_output(limits)
         deadline = started + float(limits["wall_s"])
+        check_at = started + MEMORY_CHECK_S  # by the clock: a program that never stops printing is looked at too
         cause: str | None = None
         poll = select.poll()
         for fd in (*streams, self._wake_fd):
@@ -185,7 +186,8 @@ class ForkServer:
             pid, status, usage = os.wait4(child.pid, os.WNOHANG)
             if pid:
                 return Ending(cause, status, usage)
-            if not events and cause is None:
+            if cause is None and time.perf_counter() >= check_at:
+                check_at = time.perf_counter() + MEMORY_CHECK_S
                 cause = self._overdrawn(child, limits)
                 if cause is not None:
                     break
@@ -217,7 +219,8 @@ class ForkServer:
 
     def _is_over_memory(self, limits: dict[str, Any]) -> bool:
         """RLIMIT_AS holds one process; this holds all processes and files of the call together."""
-        allowed = (int(limits["memory_mb"]) * 3 // 2 + 64) * program.MIB
+        # The rest is for pages of the tier that the first fork copies, and for what a MemoryError's traceback takes.
+        allowed = (int(limits["memory_mb"]) * 3 // 2 + 128) * program.MIB
         return self._is_box and self._memory_in_use() - self._idle_memory > allowed
 
     def _memory_in_use(self) -> int:
