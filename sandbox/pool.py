@@ -7,6 +7,7 @@ job needs and so costs more CPU, takes it only while fewer boxes work than there
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -53,6 +54,7 @@ class Pool:
         self.tally = Tally(self.tiers)
         self.slots = [Slot(self, tier) for tier in self.tiers for _ in range(boxes[tier])]
         self.on_answer: Callable[[Execution], None] = lambda _: None
+        self._boxes = Counter(slot.tier for slot in self.slots)
         self._base_boxes = len(self.slots)
         self._max_boxes = max(max_boxes, self._base_boxes)
         self._idle: dict[Tier, dict[Slot, None]] = {tier: {} for tier in self.tiers}
@@ -298,17 +300,16 @@ class Pool:
         ahead = self.queue.waiting(tier) if run_id is None else self.queue.ahead(tier, run_id)
         if not ahead and any(self._idle[other] for other in self.tiers[self.tiers.index(tier) :]):
             return 0.0
-        boxes = sum(slot.tier is tier for slot in self.slots)
-        return (ahead + 1) * self.tally.mean_call_s[tier] / max(1, boxes)
+        return (ahead + 1) * self.tally.mean_call_s[tier] / self._boxes[tier]
 
     def drain_s(self) -> float:
         """When about everything that waits will have been served."""
         return max(self.wait_s(tier) for tier in self.tiers)
 
     def calls_per_s(self) -> float:
-        """Answers per second when every box is busy: as measured, or from the mean call where it never was so."""
-        boxes = [(tier, sum(slot.tier is tier for slot in self.slots)) for tier in self.tiers]
-        return self.tally.saturated_per_s or sum(count / self.tally.mean_call_s[tier] for tier, count in boxes)
+        """Answers per second when every box is busy: as measured, or from the mean call where it was not so lately."""
+        mean_s = self.tally.mean_call_s
+        return self.tally.saturated_per_s or sum(count / mean_s[tier] for tier, count in self._boxes.items())
 
     async def _tend(self) -> None:
         """Once a second: measure, and change the boxes when the load asks for it."""
@@ -330,31 +331,31 @@ class Pool:
         return [
             TierLoad(
                 tier,
-                boxes=sum(slot.tier is tier for slot in self.slots),
+                boxes=self._boxes[tier],
                 waiting=self.queue.waiting(tier),
                 waited_s=self.queue.waited_s(tier),
                 idle_s=tuple(now - slot.idle_since for slot in self._idle[tier]),
+                cpu_share=self.tally.mean_cpu_s[tier] / self.tally.mean_call_s[tier],
             )
             for tier in self.tiers
         ]
 
     def _apply(self, move: Move) -> None:
         """Turn over, add or end one box."""
+        log.info("a box moves: %s to %s", move.source or "none", move.target or "none")
         if move.source is None:
             assert move.target is not None  # noqa: S101 - a move has one or the other
-            log.info("one %s box more", move.target)
             self.slots.append(Slot(self, move.target))
             self._spawn(self.slots[-1].serve)
-            return
-        slot = min(self._idle[move.source], key=lambda idle: idle.idle_since)
-        self.forget_idle(slot)
-        if move.target is None:
-            log.info("one %s box less", move.source)
-            self.slots.remove(slot)
-            slot.end()
         else:
-            log.info("a %s box becomes a %s box", move.source, move.target)
-            slot.replace("turned over", tier=move.target)
+            slot = min(self._idle[move.source], key=lambda idle: idle.idle_since)
+            self.forget_idle(slot)
+            if move.target is None:
+                self.slots.remove(slot)
+                slot.end()
+            else:
+                slot.replace("turned over", tier=move.target)
+        self._boxes = Counter(slot.tier for slot in self.slots)
 
 
 def _text_bytes(text: str) -> int:

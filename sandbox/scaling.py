@@ -1,6 +1,6 @@
 """How many boxes of which tier: at start by cores and memory, then one box more, less or turned over at a time.
 
-A box is added or turned over only while a core is idle: boxes beyond the cores help only where calls sleep.
+A box is added or turned over only where it would find a core: one is idle, or the calls that wait mostly sleep.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ WAITED_S = 2.0  # calls of a tier have been waiting so long before anything is d
 IDLE_S = 3.0  # a box has been idle so long before it is turned over
 SHRINK_S = 30.0  # an extra box has been idle so long before it ends
 IDLE_CORES = 0.5
+SLEEPY_SHARE = 0.2  # of the time that calls hold a box they use the CPU: less is sleep, whoever else uses the cores
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class TierLoad:
     waiting: int = 0
     waited_s: float = 0.0
     idle_s: tuple[float, ...] = ()  # of each box that waits for a call
+    cpu_share: float = 1.0  # CPU time of recent calls by the time they held a box
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,9 @@ def plan(loads: Sequence[TierLoad], *, base: int, most: int, idle_cores: float) 
     """The next move, or None. `base` boxes are there without load, never more than `most`."""
     total = sum(load.boxes for load in loads)
     starved = [load for load in loads if load.waiting and load.waited_s >= WAITED_S]
-    if starved and idle_cores >= IDLE_CORES:
-        target = max(starved, key=lambda load: load.waiting / load.boxes)
+    helped = [load for load in starved if idle_cores >= IDLE_CORES or load.cpu_share < SLEEPY_SHARE]
+    if helped:
+        target = max(helped, key=lambda load: load.waiting / load.boxes)
         sources = [load for load in loads if load is not target and _can_give(load, IDLE_S)]
         if sources:
             return Move(max(sources, key=lambda load: len(load.idle_s)).tier, target.tier)

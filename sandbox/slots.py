@@ -151,7 +151,7 @@ class Slot:
             self.job = None
             self._pool.give_back(job, str(error))
             return "caller gone" if self._is_dropped else f"{type(error).__name__}: {error}"
-        self._pool.tally.observe(self.tier, time.monotonic() - self._started)
+        self._pool.tally.observe(self.tier, time.monotonic() - self._started, reply["cpu_ms"] / 1000)
         return self._worn(box, reply, tainted)
 
     def _worn(self, box: Box, reply: dict[str, Any], tainted: str) -> str:

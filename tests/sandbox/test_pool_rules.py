@@ -323,18 +323,23 @@ async def test_saturated_rate_and_wait_are_measured() -> None:
         assert pool.drain_s() == pytest.approx((3 + 1) * 0.06 / 2)
         pool.tally.tick(13.0, is_saturated=False)
         assert pool.calls_per_s() == 25.0
+        pool.tally.tick(43.0, is_saturated=False)
+        assert pool.calls_per_s() == pytest.approx(2 / 0.06)
         for box in list(pool.held.values()):
             box.release()
         await collect(holding)
 
 
-def test_the_mean_call_follows_what_is_measured() -> None:
-    tally = FakePool({LIGHT: 1}).tally
-    tally.observe(LIGHT, 0.66)
+async def test_the_mean_call_follows_what_is_measured() -> None:
+    pool = FakePool({LIGHT: 1})
+    tally = pool.tally
+    tally.observe(LIGHT, 0.66, 0.0)
     assert tally.mean_call_s[LIGHT] == pytest.approx(0.06 + 0.6 / 6)
+    assert tally.mean_cpu_s[LIGHT] == pytest.approx(0.05)
     for _ in range(1000):
-        tally.observe(LIGHT, 0.2)
+        tally.observe(LIGHT, 0.2, 0.1)
     assert tally.mean_call_s[LIGHT] == pytest.approx(0.2, rel=0.01)
+    assert pool.loads()[0].cpu_share == pytest.approx(0.5, rel=0.01)
 
 
 async def test_too_long_a_program_or_history_is_the_programs_failure() -> None:

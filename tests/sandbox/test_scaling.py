@@ -44,6 +44,12 @@ def test_without_an_idle_core_nothing_would_help() -> None:
     assert move(TierLoad(LIGHT, 2, idle_s=(9.0,)), TierLoad(RICHEST, 1, **STARVED), idle_cores=0.4) is None
 
 
+def test_calls_that_sleep_are_helped_whoever_else_uses_the_cores() -> None:
+    loads = TierLoad(LIGHT, 2, cpu_share=0.19, **STARVED), TierLoad(RICHEST, 1, **STARVED)
+    assert move(*loads, idle_cores=0.0) == Move(None, LIGHT)
+    assert move(TierLoad(LIGHT, 2, cpu_share=0.21, **STARVED), idle_cores=0.0) is None
+
+
 def test_the_tier_with_the_longest_line_a_box_is_helped() -> None:
     loads = TierLoad(LIGHT, 4, waiting=8, waited_s=5.0), TierLoad(RICHEST, 1, waiting=3, waited_s=5.0)
     assert move(*loads) == Move(None, RICHEST)
