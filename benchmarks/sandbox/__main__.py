@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.sandbox.ablated import ABLATIONS
 from benchmarks.sandbox.calibrate import calibrate
 from benchmarks.sandbox.code_judge import CodeJudge
 from benchmarks.sandbox.contestants import Contestant, FreshInterpreters, Node
@@ -21,6 +22,7 @@ from sandbox.simulate import write_between_marks
 MODES = ("closed", "open", "overrun", "replace", "burst")
 ALONE = ("calibrate", "two-nodes")  # modes that run by themselves, when asked for
 CONTESTANTS = ("ours", "plain", "code-judge")
+EVERYBODY = (*CONTESTANTS, *ABLATIONS)
 
 
 def main() -> int:
@@ -61,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="everything, but short: about two minutes")
     parser.add_argument("--modes", type=_names(MODES + ALONE), default=list(MODES), metavar=",".join(MODES + ALONE))
-    parser.add_argument("--only", type=_names(CONTESTANTS), default=list(CONTESTANTS), metavar=",".join(CONTESTANTS))
+    parser.add_argument("--only", type=_names(EVERYBODY), default=list(CONTESTANTS), metavar=",".join(EVERYBODY))
     parser.add_argument("--c", type=int, nargs="+", help="callers of the closed loop; default: 1, cores, 4 cores, 1000")
     parser.add_argument("--seconds", type=float, default=20.0, help="closed loop: of each contestant at each --c")
     parser.add_argument("--rounds", type=int, default=2, help="turns into which those seconds are divided")
@@ -103,6 +105,8 @@ def _contestants(options: argparse.Namespace, folder: Path) -> list[Contestant]:
         "plain": Node("plain", folder / "plain", boxes=options.boxes, is_isolated=False),
         "code-judge": _judge(options, folder / "code-judge"),
     }
+    for name in ABLATIONS:
+        made[name] = Node(name, folder / name, boxes=options.boxes, module=("benchmarks.sandbox.ablated", name))
     return [made[name] for name in options.only]
 
 

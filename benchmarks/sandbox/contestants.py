@@ -58,14 +58,14 @@ class Node:
         *,
         boxes: int = 0,
         is_isolated: bool = True,
-        environ: dict[str, str] | None = None,
+        module: tuple[str, ...] = ("sandbox",),
         cores: set[int] | None = None,
     ) -> None:
         self.name = name
         self.state_dir = state_dir
         self._boxes = boxes
         self._is_isolated = is_isolated
-        self._environ = environ or {}
+        self._module = module
         self._cores = cores
         self._process: subprocess.Popen[bytes] | None = None
         self._client: SandboxClient | None = None
@@ -89,7 +89,7 @@ class Node:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.state_dir.mkdir(parents=True, exist_ok=True)
-        argv = [sys.executable, "-m", "sandbox", "serve", "--port", str(port), "--state-dir", str(self.state_dir)]
+        argv = [sys.executable, "-m", *self._module, "serve", "--port", str(port), "--state-dir", str(self.state_dir)]
         argv += ["--boxes", str(self._boxes)] if self._boxes else []
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(argv, stderr=log, env=self._environment(), preexec_fn=self._pin)
@@ -108,7 +108,7 @@ class Node:
         return self.state_dir / "node.log"
 
     def _environment(self) -> dict[str, str]:
-        environ = {**os.environ, **self._environ}
+        environ = dict(os.environ)
         if not self._is_isolated:
             # Nothing of a fork-server is found by PATH; with runsc on it the node would use that.
             empty = self.state_dir / "empty-path"
