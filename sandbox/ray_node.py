@@ -32,13 +32,14 @@ MAX_STARTS = 3  # without one answer
 
 
 class NodeAgent:
-    """Keeps one sandbox node alive on the machine it runs on."""
+    """Keeps one sandbox node alive on the machine it runs on, listening on the address Ray knows that machine by."""
 
-    def __init__(self, boxes: int = 0) -> None:
-        self._host = ray.util.get_node_ip_address()
-        self._port = _free_port(self._host)
+    def __init__(self, host: str, boxes: int) -> None:
+        node_id = ray.get_runtime_context().get_node_id()
+        self._host = host
+        self._port = _free_port(host)
         self._boxes = boxes
-        self._state_dir = Path(tempfile.gettempdir()) / f"astrolabe-{NAME_PREFIX}{_node_id()[:16]}"
+        self._state_dir = Path(tempfile.gettempdir()) / f"astrolabe-{NAME_PREFIX}{node_id[:16]}"
         self._starts = 0
         # The node's death signal follows the thread that started it, so one thread starts it each time and never ends.
         threading.Thread(target=self._keep, name="sandbox-node", daemon=True).start()
@@ -107,13 +108,11 @@ def _free_port(host: str, wanted: int = 0) -> int:
         return int(probe.getsockname()[1])
 
 
-def _node_id() -> str:
-    return str(ray.get_runtime_context().get_node_id())
-
-
 def start_agents(boxes: int = 0) -> tuple[list[str], list[str]]:
     """An agent on every Ray node with the resource, started where there is none: URLs that answer, and failures."""
-    agents = [_start_agent(node["NodeID"], boxes) for node in ray.nodes() if _has_resource(node)]
+    agents = [
+        _start_agent(node["NodeID"], node["NodeManagerAddress"], boxes) for node in ray.nodes() if _has_resource(node)
+    ]
     urls, failures = [], []
     for ready in [agent.wait_ready.remote() for agent in agents]:
         try:
@@ -129,7 +128,7 @@ def _has_resource(node: dict[str, Any]) -> bool:
     return bool(node["Alive"] and node["Resources"].get(RESOURCE, 0) >= 1)
 
 
-def _start_agent(node_id: str, boxes: int) -> Any:
+def _start_agent(node_id: str, host: str, boxes: int) -> Any:
     options = {
         "name": f"{NAME_PREFIX}{node_id}",
         "namespace": NAMESPACE,
@@ -141,7 +140,7 @@ def _start_agent(node_id: str, boxes: int) -> Any:
         "resources": {RESOURCE: 1},
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
     }
-    return ray.remote(NodeAgent).options(**options).remote(boxes)
+    return ray.remote(NodeAgent).options(**options).remote(host, boxes)
 
 
 def start_on_cluster(address: str, boxes: int) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,13 +55,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_listening(port: int) -> None:
+def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
     give_up = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
-            return
-        assert time.monotonic() < give_up, "Ray did not start"
+    while not holds():
+        assert time.monotonic() < give_up, otherwise
         time.sleep(0.1)
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,7 @@ def cluster() -> Iterator[Cluster]:
         process = subprocess.Popen(head, cwd=ROOT, env=environ, stdout=log, stderr=log, start_new_session=True)
     running = Cluster(f"127.0.0.1:{port}", environ | {"RAY_ADDRESS": f"127.0.0.1:{port}"})
     try:
-        wait_listening(port)
+        wait_until(lambda: is_listening(port), "Ray did not start")
         yield running
     finally:
         process.terminate()
@@ -95,22 +98,27 @@ def cluster() -> Iterator[Cluster]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # Ray takes its time
         process.wait(15)
+        wait_until(lambda: not nodes_of(temp), "a node outlived the cluster")
         shutil.rmtree(temp, ignore_errors=True)
 
 
-def node_pids(url: str) -> list[int]:
-    """The node process that listens at the URL."""
-    port = url.rsplit(":", 1)[1].encode()
+def nodes_of(place: object) -> list[int]:
+    """Pids of node processes with `place`, a port or a folder, in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if b"sandbox" in words and b"serve" in words and port in words:
+            if {"sandbox", "serve"} <= set(words) and any(str(place) in word for word in words):
                 found.append(int(entry.name))
     return found
+
+
+def node_pid(url: str) -> int:
+    (pid,) = nodes_of(url.rsplit(":", 1)[1])
+    return pid
 
 
 def start_agents(cluster: Cluster) -> list[str]:
@@ -124,7 +132,7 @@ async def test_agents_are_found_and_a_killed_node_is_back_and_costs_no_answer(cl
     assert await asyncio.to_thread(cluster.discover) == [url]
     assert cluster.discover(SANDBOX_URLS="http://a, http://b") == ["http://a", "http://b"]
 
-    (pid,) = node_pids(url)
+    pid = node_pid(url)
     answered: list[str] = []
     async with SandboxClient([url]) as client:
         calls = [call(f"import time; time.sleep(0.2); print({number})", id=str(number)) for number in range(24)]
@@ -134,19 +142,15 @@ async def test_agents_are_found_and_a_killed_node_is_back_and_costs_no_answer(cl
                 os.kill(pid, signal.SIGKILL)
             answered.append(execution.id)
     assert sorted(map(int, answered)) == list(range(24))
-    (new_pid,) = node_pids(url)
-    assert new_pid != pid
+    assert node_pid(url) != pid
 
 
 async def test_a_killed_agent_takes_its_node_along_and_is_started_anew(cluster: Cluster) -> None:
     (url,) = await asyncio.to_thread(start_agents, cluster)
-    (pid,) = node_pids(url)
+    pid = node_pid(url)
     agent = int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0])
     os.kill(agent, signal.SIGKILL)
-    give_up = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < give_up, "the node outlived its agent"
-        await asyncio.sleep(0.05)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the node outlived its agent")
     (again,) = await asyncio.to_thread(start_agents, cluster)
     assert httpx.get(f"{again}/v1/health", timeout=10).json()["isolated"]
     async with SandboxClient([url], find_urls=cluster.discover) as client:  # it may listen somewhere else now

@@ -82,7 +82,7 @@ def environment_of(attempt: Attempt) -> dict[str, str]:
         "ASTROLABE_RUN_ID": str(attempt.run_id),
         "ASTROLABE_RUN_TOKEN": run_token(attempt),
         "ASTROLABE_ATTEMPT": str(attempt.number),
-        "SANDBOX_URLS": ",".join(settings.SANDBOX_URLS),
+        "SANDBOX_URLS": settings.SANDBOX_URLS_OF_RUNS,
         "PYTHONPATH": str(settings.BASE_DIR),
         "OMP_NUM_THREADS": "1",
     }
