@@ -44,7 +44,7 @@ async def test_sentries_killed_or_frozen_in_a_call_cost_no_answer(
     wanted = [call(f"import time; time.sleep(0.4); print({i})", wall_s=1) for i in range(4)]
 
     async def strike() -> None:
-        await until(lambda: node.health()["busy"] == 2)
+        await until(lambda: node.health()["busy"] >= 2)
         for pid in node.sentries():
             os.kill(pid, number)
 
