@@ -1,12 +1,9 @@
 """What a box needs of the thing that starts it; gVisor and the unisolated fallback both fit."""
 
 import asyncio
-import contextlib
 import ctypes
-import functools
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +13,6 @@ from sandbox.tiers import Tier
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 STREAM_LIMIT_BYTES = 1 << 20
-OOM_SCORE = 700  # when the host runs out of memory a box goes before the node, the database and the trainer
 
 
 class NodeRefusesError(Exception):
@@ -48,24 +44,12 @@ class Launcher(Protocol):
         """End it and all it holds, whatever state it is in."""
         ...
 
+    def helpers(self, launched: Launched) -> list[int]:
+        """Processes without which the box seems to work and misleads its programs."""
+        ...
+
     def load(self, launched: Launched) -> int:
         """Host threads the box holds: grows when programs fork a lot, and never shrinks."""
-        ...
-
-    def allow_memory(self, launched: Launched, memory_mb: int) -> None:
-        """Let the box have what a call of `memory_mb` may need; nothing where the host gives no such limit."""
-        ...
-
-    def oom_kills(self, launched: Launched) -> int:
-        """Processes of the box that the host has killed for memory so far."""
-        ...
-
-    def inspect(self, launched: Launched) -> dict[str, str]:
-        """What the host sees of the box's walls: for each check "", or what is wrong."""
-        ...
-
-    def close(self) -> None:
-        """The node ends: give back what belongs to no box."""
         ...
 
     async def save_image(self, launched: Launched) -> bool:
@@ -82,22 +66,11 @@ class Launcher(Protocol):
 
 
 def die_with_parent() -> None:
-    """Runs in the new process before exec: when the parent dies, however it dies, this one dies."""
+    """Runs in the new process before exec: when the node dies, however it dies, the box dies."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _before_exec(join_group: Callable[[], None] | None) -> None:
-    """A box ends with its node, and is what the host kills first when it runs out of memory."""
-    die_with_parent()
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write(str(OOM_SCORE))
-    if join_group is not None:
-        join_group()
-
-
-async def spawn(
-    argv: list[str], *, log_path: Path, env: dict[str, str], join_group: Callable[[], None] | None = None
-) -> asyncio.subprocess.Process:
+async def spawn(argv: list[str], *, log_path: Path, env: dict[str, str]) -> asyncio.subprocess.Process:
     """Start `argv` with pipes for frames. Must run in the main thread: the death signal follows the thread."""
     # 0600: the box sees this file as its fd 2, and a gVisor of 2022 guards /proc/1/fd/2 by the mode alone.
     with open(log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
@@ -110,7 +83,7 @@ async def spawn(
             cwd="/",  # runsc drops to nobody, who may not be allowed into the state directory
             limit=STREAM_LIMIT_BYTES,
             start_new_session=True,
-            preexec_fn=functools.partial(_before_exec, join_group),  # noqa: PLW1509 - nothing else of ours runs threads that hold locks here
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - nothing else of ours runs threads that hold locks here
         )
 
 
@@ -120,6 +93,15 @@ def threads_of(pid: int) -> int:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
         return 0
+
+
+def is_running(pid: int) -> bool:
+    """False when the process is gone or waits to be reaped."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(1) != b""
+    except OSError:
+        return False
 
 
 async def wait_dead(process: asyncio.subprocess.Process, timeout_s: float) -> bool:
