@@ -32,7 +32,7 @@ def become_root():
 
 
 def write_root():
-    for path in ("/canary", "/escape", os.__file__, "/etc/passwd", "/opt/box/sandbox/escape"):
+    for path in ("/escape", os.__file__, "/etc/passwd", "/opt/box/sandbox/escape"):
         try:
             with open(path, "a") as file:
                 file.write("# escaped\n")
@@ -81,8 +81,9 @@ def init_pipes():
                 os.close(os.open(f"/proc/1/fd/{name}", mode | os.O_NONBLOCK))
             except OSError:
                 continue
-            if os.readlink(f"/proc/1/fd/{name}") != "/dev/null":
-                return f"/proc/1/fd/{name}"
+            target = os.readlink(f"/proc/1/fd/{name}")
+            if target != "/dev/null" and not target.startswith("/proc/"):  # there it reads what all may read
+                return f"/proc/1/fd/{name} {target}"
 
 
 def own_fds():
