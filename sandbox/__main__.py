@@ -10,12 +10,11 @@ from pathlib import Path
 from contracts.execution import ExecutionCall, Limits
 from sandbox import simulate
 from sandbox.box import Box, BoxError
-from sandbox.gvisor import find_runsc
+from sandbox.doctor import doctor
 from sandbox.launcher import NodeRefusesError
-from sandbox.node import NO_RUNSC, choose_launcher, serve
-from sandbox.selftest import attack
+from sandbox.node import choose_launcher, serve
 from sandbox.settings import NodeSettings, read_settings
-from sandbox.tiers import Tier, choose_tier
+from sandbox.tiers import choose_tier
 
 
 def main() -> int:
@@ -95,45 +94,22 @@ async def run_file(settings: NodeSettings, path: Path, wall_s: float) -> int:
     """Run a file in a fresh box; its output and exit code become ours."""
     call = ExecutionCall(id=path.name, code=path.read_text(errors="replace"), limits=Limits(wall_s=wall_s))
     settings.state_dir.mkdir(parents=True, exist_ok=True)
+    launcher = await choose_launcher(settings)
     try:
-        box = await Box.start(await choose_launcher(settings), choose_tier(call.code))
+        box = await Box.start(launcher, choose_tier(call.code, settings.tiers))
+        try:
+            reply = await box.run(call)
+        finally:
+            await box.close()
     except BoxError as error:
         raise NodeRefusesError(str(error)) from error
-    try:
-        reply = await box.run(call)
     finally:
-        await box.close()
+        launcher.close()
     sys.stdout.write(reply["stdout"])
     sys.stderr.write(reply["stderr"])
     if reply["status"] not in ("ok", "error"):
         sys.stderr.write(f"[{reply['status']}]\n")
     return int(reply["exit_code"]) if reply["exit_code"] is not None else 1
-
-
-async def doctor(settings: NodeSettings) -> int:
-    """Plain verdicts: what was found, which platform works, each check of the attack."""
-    runsc = await asyncio.to_thread(find_runsc)
-    if runsc is None:
-        sys.stdout.write(f"runsc            MISSING  {NO_RUNSC}\n")
-        return 1
-    sys.stdout.write(
-        f"runsc            ok       {runsc.path}, {runsc.version}, platforms {', '.join(runsc.platforms)}\n"
-    )
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
-    launcher = await choose_launcher(settings)
-    try:
-        box = await Box.start(launcher, Tier.LIGHT)
-    except BoxError as error:
-        sys.stdout.write(f"box              FAILED   {error}\n")
-        return 1
-    sys.stdout.write(f"box              ok       {launcher.isolation}\n")
-    try:
-        verdicts = await attack(box)
-    finally:
-        await box.close()
-    for verdict in verdicts:
-        sys.stdout.write(f"{verdict.check:<16} {'ok' if verdict.is_held else 'BREACH':<8} {verdict.detail}\n")
-    return 0 if all(verdict.is_held for verdict in verdicts) else 1
 
 
 def ray_nodes(address: str, boxes: int) -> int:

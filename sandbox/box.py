@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import struct
 from typing import Any
 
@@ -39,6 +40,7 @@ class Box:
         self._launcher = launcher
         self._launched = launched
         self._helpers: list[int] = []
+        self._oom_kills = 0
         self.calls = 0
 
     @property
@@ -84,6 +86,7 @@ class Box:
         `spare`: fork the child of the next call ahead of it, quicker when boxes idle, wasted when they do not.
         """
         self.calls += 1
+        self._launcher.allow_memory(self._launched, call.limits.memory_mb)
         request = call.model_dump(mode="json", include={"code", "stdin", "limits", "seed", "history"})
         body = json.dumps(request | {"spare": spare}).encode()
         stdin = self._launched.process.stdin
@@ -95,11 +98,20 @@ class Box:
                 reply = await self._expect("result")
         except TimeoutError:
             raise BoxHungError("the box did not answer past the wall limit") from None
-        except (ConnectionError, OSError) as error:
+        except (BoxDiedError, ConnectionError, OSError) as error:
+            if self._was_oom_killed():
+                raise BoxOutOfMemoryError("the host's memory limit killed the box") from error
             raise BoxDiedError(f"the box is gone: {error}") from error
         if not all(map(is_running, self._helpers)):
             raise BoxDiedError("a process that the box needs is gone")
+        if reply["signal"] == signal.SIGKILL and self._was_oom_killed():
+            reply |= {"status": "memory", "signal": None, "exit_code": 1}
         return reply
+
+    def _was_oom_killed(self) -> bool:
+        """True when the host killed something of the box for memory since this was last asked."""
+        seen, self._oom_kills = self._oom_kills, self._launcher.oom_kills(self._launched)
+        return self._oom_kills > seen
 
     async def wait_ready(self) -> str:
         """Wait until the box is clean and takes the next call; the reason to replace it, or ""."""
@@ -113,9 +125,23 @@ class Box:
         """Wait until its process has ended."""
         await self._launched.process.wait()
 
+    @property
+    def is_restored(self) -> bool:
+        """From an image, not from cold."""
+        return self._launched.is_restored
+
+    @property
+    def pid(self) -> int:
+        """Of the runsc in front of it, whose children its kernel and its gofer are."""
+        return self._launched.process.pid
+
     def threads(self) -> int:
         """Host threads it holds."""
         return self._launcher.load(self._launched)
+
+    def inspect(self) -> dict[str, str]:
+        """What the host sees of its walls: for each check "", or what is wrong."""
+        return self._launcher.inspect(self._launched)
 
     def last_words(self) -> str:
         """The end of what the box wrote to its log, for a person."""

@@ -1,8 +1,10 @@
 """runsc: found, asked what it can do, started, killed, checkpointed. The only file that calls it."""
 
 import contextlib
+import functools
 import hashlib
 import json
+import operator
 import os
 import re
 import shutil
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandbox.cgroup import MemoryGroups, join
 from sandbox.launcher import Launched, NodeRefusesError, spawn, threads_of, wait_dead
 from sandbox.rootfs import GUEST_DIR, PYTHON, guest_digest
 from sandbox.tiers import Tier
@@ -53,9 +56,9 @@ class Runsc:
     platforms: tuple[str, ...]
 
 
-def find_runsc() -> Runsc | None:
-    """The runsc on PATH, or None."""
-    path = shutil.which("runsc")
+def find_runsc(wanted: str = "") -> Runsc | None:
+    """The runsc asked for (a path), else the one on PATH; None when there is none."""
+    path = shutil.which(wanted or "runsc")
     if path is None:
         return None
     version = re.search(r"version \S*?(\d{8})", _ask(path, "--version"))
@@ -73,7 +76,7 @@ def _ask(path: str, *arguments: str) -> str:
 
 
 def candidate_platforms(runsc: Runsc, wanted: str = "") -> list[str]:
-    """The platforms worth a timed trial here: the one asked for, or all but a kvm the CPU cannot do."""
+    """The platforms worth a timed trial here: the one asked for, or all but a kvm that this machine cannot do."""
     if wanted:
         if runsc.platforms and wanted not in runsc.platforms:
             have = ", ".join(runsc.platforms)
@@ -84,7 +87,9 @@ def candidate_platforms(runsc: Runsc, wanted: str = "") -> list[str]:
 
 
 def _has_kvm() -> bool:
-    cpu = Path("/proc/cpuinfo").read_text()
+    """A kvm device without the CPU's help hangs: there is one in many virtual machines."""
+    is_x86 = os.uname().machine == "x86_64"
+    cpu = Path("/proc/cpuinfo").read_text() if is_x86 else "vmx"
     return os.access("/dev/kvm", os.R_OK | os.W_OK) and re.search(r"\b(vmx|svm)\b", cpu) is not None
 
 
@@ -140,6 +145,7 @@ class GvisorLauncher:
         self._logs = state_dir / "logs"
         for folder in (self._root, self._logs):
             folder.mkdir(parents=True, exist_ok=True)
+        self._groups = MemoryGroups.make(uuid.uuid5(uuid.NAMESPACE_URL, str(state_dir)).hex[:12])
         specs = {tier: json.dumps(bundle_spec(rootfs, tier), indent=1) for tier in Tier}
         spec_digest = hashlib.sha256("".join(specs.values()).encode()).hexdigest()[:8]
         made_of = (runsc.version, platform, rootfs.name, guest_digest(), spec_digest, _machine())
@@ -173,7 +179,8 @@ class GvisorLauncher:
         argv = [*self._base_argv(), *command, f"--bundle={self._bundle(tier)}", box_id]
         log_path = self._logs / f"{box_id}.log"
         env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
-        process = await spawn(argv, log_path=log_path, env=env)
+        join_group = functools.partial(join, self._groups.add(box_id)) if self._groups else None
+        process = await spawn(argv, log_path=log_path, env=env, join_group=join_group)
         return Launched(box_id, tier, process, is_restored, log_path)
 
     async def kill(self, launched: Launched) -> None:
@@ -189,16 +196,24 @@ class GvisorLauncher:
         self._forget(launched)
 
     def _forget(self, launched: Launched) -> None:
+        if self._groups:
+            self._groups.remove_dead()
         for path in self._root.glob(f"*{launched.box_id}*"):
             path.unlink(missing_ok=True)
         launched.log_path.unlink(missing_ok=True)
 
     def _sentry_pid(self, box_id: str) -> int | None:
-        """The sentry as runsc recorded it, if that pid is still it."""
+        return self._pid(box_id, box_id, "sandbox", "pid")
+
+    def _gofer_pid(self, box_id: str) -> int | None:
+        return self._pid(box_id, str(self._root), "goferPid")
+
+    def _pid(self, box_id: str, mark: str, *keys: str) -> int | None:
+        """A process of the box as runsc recorded it, if `mark` in its command line says that the pid is still it."""
         for path in self._root.glob(f"*{box_id}*.state"):
             try:
-                pid = int(json.loads(path.read_text())["sandbox"]["pid"])
-                if box_id.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                pid = int(functools.reduce(operator.getitem, keys, json.loads(path.read_text())))
+                if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return pid
             except (OSError, ValueError, KeyError, TypeError):
                 continue
@@ -217,6 +232,32 @@ class GvisorLauncher:
         """Threads of the sentry."""
         pid = self._sentry_pid(launched.box_id)
         return threads_of(pid) if pid is not None else 0
+
+    @property
+    def has_memory_groups(self) -> bool:
+        """True where the host lets the node limit its boxes' memory."""
+        return self._groups is not None
+
+    def allow_memory(self, launched: Launched, memory_mb: int) -> None:
+        """Set the limit of the box's memory group."""
+        if self._groups:
+            self._groups.allow(launched.box_id, memory_mb)
+
+    def oom_kills(self, launched: Launched) -> int:
+        """As the box's memory group counts them."""
+        return self._groups.oom_kills(launched.box_id) if self._groups else 0
+
+    def inspect(self, launched: Launched) -> dict[str, str]:
+        """The sentry must be nobody in namespaces of its own, behind seccomp; the gofer must see the root read-only."""
+        sentry, gofer = self._sentry_pid(launched.box_id), self._gofer_pid(launched.box_id)
+        if sentry is None or gofer is None:
+            return {"sentry": "its processes were not found", "gofer": "its processes were not found"}
+        return {"sentry": _sentry_fault(sentry), "gofer": _gofer_fault(gofer)}
+
+    def close(self) -> None:
+        """Remove the memory groups."""
+        if self._groups:
+            self._groups.close()
 
     async def save_image(self, launched: Launched) -> bool:
         """`runsc checkpoint`, then publish by rename. The image is good for this machine and this runsc only."""
@@ -249,6 +290,30 @@ class GvisorLauncher:
 
     def _useless_mark(self, tier: Tier) -> Path:
         return self._images / f"{tier.value}-does-not-restore"
+
+
+def _sentry_fault(pid: int) -> str:
+    """What is wrong with the rights of a sentry, or ""."""
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+    )
+    if status["Uid"].split()[0] == "0":
+        return "it runs as root"
+    if status.get("Seccomp") != "2":
+        return "it has no seccomp filter"
+    shared = [name for name in ("user", "net", "mnt", "ipc") if _namespace(pid, name) == _namespace("self", name)]
+    return f"it shares namespaces with the host: {', '.join(shared)}" if shared else ""
+
+
+def _gofer_fault(pid: int) -> str:
+    """What is wrong with the root that a gofer serves, or ""."""
+    mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
+    writable = [fields[4] for fields in mounts if "rw" in fields[5].split(",") and fields[4] != "/proc"]
+    return f"it sees writable mounts: {', '.join(writable)}" if writable else ""
+
+
+def _namespace(pid: int | str, name: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/{name}")
 
 
 def _command(pid: int) -> bytes:

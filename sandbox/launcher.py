@@ -1,9 +1,12 @@
 """What a box needs of the thing that starts it; gVisor and the unisolated fallback both fit."""
 
 import asyncio
+import contextlib
 import ctypes
+import functools
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +16,7 @@ from sandbox.tiers import Tier
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 STREAM_LIMIT_BYTES = 1 << 20
+OOM_SCORE = 700  # when the host runs out of memory a box goes before the node, the database and the trainer
 
 
 class NodeRefusesError(Exception):
@@ -52,6 +56,22 @@ class Launcher(Protocol):
         """Host threads the box holds: grows when programs fork a lot, and never shrinks."""
         ...
 
+    def allow_memory(self, launched: Launched, memory_mb: int) -> None:
+        """Let the box have what a call of `memory_mb` may need; nothing where the host gives no such limit."""
+        ...
+
+    def oom_kills(self, launched: Launched) -> int:
+        """Processes of the box that the host has killed for memory so far."""
+        ...
+
+    def inspect(self, launched: Launched) -> dict[str, str]:
+        """What the host sees of the box's walls: for each check "", or what is wrong."""
+        ...
+
+    def close(self) -> None:
+        """The node ends: give back what belongs to no box."""
+        ...
+
     async def save_image(self, launched: Launched) -> bool:
         """Turn a ready box into the image later boxes are restored from; the box ends. False: it did not work."""
         ...
@@ -66,11 +86,22 @@ class Launcher(Protocol):
 
 
 def die_with_parent() -> None:
-    """Runs in the new process before exec: when the node dies, however it dies, the box dies."""
+    """Runs in the new process before exec: when the parent dies, however it dies, this one dies."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-async def spawn(argv: list[str], *, log_path: Path, env: dict[str, str]) -> asyncio.subprocess.Process:
+def _before_exec(join_group: Callable[[], None] | None) -> None:
+    """A box ends with its node, and is what the host kills first when it runs out of memory."""
+    die_with_parent()
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(OOM_SCORE))
+    if join_group is not None:
+        join_group()
+
+
+async def spawn(
+    argv: list[str], *, log_path: Path, env: dict[str, str], join_group: Callable[[], None] | None = None
+) -> asyncio.subprocess.Process:
     """Start `argv` with pipes for frames. Must run in the main thread: the death signal follows the thread."""
     # 0600: the box sees this file as its fd 2, and a gVisor of 2022 guards /proc/1/fd/2 by the mode alone.
     with open(log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
@@ -83,7 +114,7 @@ async def spawn(argv: list[str], *, log_path: Path, env: dict[str, str]) -> asyn
             cwd="/",  # runsc drops to nobody, who may not be allowed into the state directory
             limit=STREAM_LIMIT_BYTES,
             start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - nothing else of ours runs threads that hold locks here
+            preexec_fn=functools.partial(_before_exec, join_group),  # noqa: PLW1509 - nothing else of ours runs threads that hold locks here
         )
 
 

@@ -3,34 +3,29 @@
 import asyncio
 import fcntl
 import logging
-import os
 import shutil
 import signal
 import socket
-import statistics
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import uvicorn
 
-from contracts.execution import ExecutionCall
 from sandbox.box import Box, BoxError
 from sandbox.gvisor import GvisorLauncher, Runsc, candidate_platforms, find_runsc, sweep_stale
 from sandbox.launcher import Launcher, NodeRefusesError
 from sandbox.plain import PlainLauncher
+from sandbox.platforms import cheapest, try_all
 from sandbox.pool import Pool
 from sandbox.rootfs import prepare_rootfs
 from sandbox.selftest import require_isolation
 from sandbox.service import build_app
 from sandbox.settings import NodeSettings
-from sandbox.tiers import Tier
+from sandbox.tiers import packages_of
 
 log = logging.getLogger("sandbox.node")
 
-TRIAL_S = 20.0
-TRIAL_CALLS = 7
 NO_RUNSC = (
     "runsc (gVisor) is not installed, so untrusted code cannot be contained; install it (Debian, Ubuntu: "
     "apt-get install runsc) or set SANDBOX_ALLOW_UNISOLATED=1 to run every program with your own rights"
@@ -110,6 +105,7 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Pool]:
             raise NodeRefusesError(f"{launcher.isolation}: {error}") from error
         finally:
             await pool.stop()
+            launcher.close()
 
 
 async def _trust(_: Box) -> None:
@@ -118,49 +114,25 @@ async def _trust(_: Box) -> None:
 
 async def choose_launcher(settings: NodeSettings) -> Launcher:
     """gVisor on the fastest platform that works here; plain processes only where the owner allows them."""
-    runsc = await asyncio.to_thread(find_runsc)
+    runsc = await asyncio.to_thread(find_runsc, settings.runsc)
     if runsc is None:
+        if settings.runsc:
+            raise NodeRefusesError(f"SANDBOX_RUNSC={settings.runsc} is no program")
         if not settings.allow_unisolated:
             raise NodeRefusesError(NO_RUNSC)
         log.warning("runsc is not installed: programs run WITHOUT ISOLATION (SANDBOX_ALLOW_UNISOLATED=1)")
         return PlainLauncher(state_dir=settings.state_dir)
-    rootfs = await asyncio.to_thread(prepare_rootfs, settings.state_dir)
-    names = candidate_platforms(runsc, settings.platform)
-    launchers = [GvisorLauncher(runsc, name, rootfs=rootfs, state_dir=settings.state_dir) for name in names]
+    launchers = await launchers_for(runsc, settings)
     if len(launchers) == 1:
         return launchers[0]  # its first box is its trial
-    return await _fastest(runsc, launchers)
+    return cheapest(runsc, await try_all(launchers))
 
 
-async def _fastest(runsc: Runsc, launchers: list[GvisorLauncher]) -> GvisorLauncher:
-    """Which platform is best depends on the machine: a few calls on each, each with a deadline."""
-    timed: list[tuple[float, GvisorLauncher]] = []
-    failures: list[str] = []
-    for launcher in launchers:
-        try:
-            timed.append((await _trial(launcher), launcher))
-        except (BoxError, TimeoutError) as error:
-            failures.append(f"{launcher.platform}: {error or 'no answer in time'}")
-    if not timed:
-        hint = "" if os.geteuid() == 0 else " (not root: user namespaces may be forbidden here)"
-        raise NodeRefusesError(f"runsc {runsc.version} starts no box on this machine{hint}. {'; '.join(failures)}")
-    return min(timed, key=lambda pair: pair[0])[1]
-
-
-async def _trial(launcher: GvisorLauncher) -> float:
-    """Median seconds of a simple call, spare child and all."""
-    async with asyncio.timeout(TRIAL_S):
-        box = await Box.start(launcher, Tier.LIGHT, cold=True)
-        try:
-            spent = []
-            for _ in range(TRIAL_CALLS):
-                started = time.perf_counter()
-                await box.run(ExecutionCall(id="trial", code="print(1)"))
-                await box.wait_ready()
-                spent.append(time.perf_counter() - started)
-            return statistics.median(spent)
-        finally:
-            await box.close()
+async def launchers_for(runsc: Runsc, settings: NodeSettings) -> list[GvisorLauncher]:
+    """One for each platform worth a trial, on a root that is built now if need be."""
+    rootfs = await asyncio.to_thread(prepare_rootfs, settings.state_dir, packages_of(settings.tiers))
+    names = candidate_platforms(runsc, settings.platform)
+    return [GvisorLauncher(runsc, name, rootfs=rootfs, state_dir=settings.state_dir) for name in names]
 
 
 @contextmanager

@@ -64,6 +64,20 @@ class PlainLauncher:
         """Threads of the fork-server."""
         return threads_of(launched.process.pid)
 
+    def allow_memory(self, launched: Launched, memory_mb: int) -> None:
+        """No host limit here."""
+
+    def oom_kills(self, launched: Launched) -> int:
+        """None known."""
+        return 0
+
+    def inspect(self, launched: Launched) -> dict[str, str]:
+        """There are no walls to look at."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     async def save_image(self, launched: Launched) -> bool:
         """A plain process cannot be checkpointed."""
         await self.kill(launched)

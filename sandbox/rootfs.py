@@ -5,6 +5,7 @@ read-only holds on the host side too (root owns every file, none is writable by 
 cached under the state directory by the versions it was made of.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -13,13 +14,17 @@ import subprocess
 import sys
 import sysconfig
 import uuid
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("numpy", "sympy", "mpmath")
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 PYTHON = "/usr/local/bin/python3"
 GUEST_DIR = "/opt/box"
-_LAYOUT = "2"  # part of the cache key: raise it when what is copied changes
+CANARY = "/canary"
+_LAYOUT = "4"  # part of the cache key: raise it when what is copied changes
 _EMPTY_DIRS = ("proc", "dev", "dev/shm", "tmp", "sys", "etc", "usr/bin", "bin")
 _LOADER_DIRS = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 _STDLIB_LEFT_OUT = shutil.ignore_patterns(
@@ -29,14 +34,18 @@ _STDLIB_LEFT_OUT = shutil.ignore_patterns(
 _PACKAGE_LEFT_OUT = shutil.ignore_patterns("tests", "*.pyi", "*.opt-*.pyc", "*.a", "include", "f2py")
 
 
-def prepare_rootfs(state_dir: Path) -> Path:
-    """The root directory for boxes of this Python, built under `state_dir` if it is not there yet."""
-    root = state_dir / f"rootfs-{_key()}"
+def prepare_rootfs(state_dir: Path, packages: Iterable[str] = ("numpy", "sympy", "mpmath")) -> Path:
+    """The root directory for boxes of this Python, built under `state_dir` if it is not there yet.
+
+    It holds `packages` and what they require, as far as they are installed here.
+    """
+    distributions = _with_requirements(packages)
+    root = state_dir / f"rootfs-{_key(distributions)}"
     if not root.is_dir():
         for old in state_dir.glob("rootfs-*"):
             shutil.rmtree(old)
         building = state_dir / f"rootfs-building-{uuid.uuid4().hex[:8]}"
-        _build(building)
+        _build(building, distributions)
         building.rename(root)
     _install_guest(root)
     return root
@@ -54,17 +63,27 @@ def _guest_source() -> Path:
     return Path(__file__).parent / "guest"
 
 
-def _key() -> str:
+def _with_requirements(packages: Iterable[str]) -> list[metadata.Distribution]:
+    """The installed ones among `packages` and, in turn, what each needs at run time."""
+    found: dict[str, metadata.Distribution] = {}
+    todo = list(packages)
+    while todo:
+        name = canonicalize_name(todo.pop())
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            if name not in found:
+                found[name] = metadata.distribution(name)
+                needs = [Requirement(text) for text in found[name].requires or ()]
+                todo += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+    return [found[name] for name in sorted(found)]
+
+
+def _key(distributions: Sequence[metadata.Distribution]) -> str:
     parts = [_LAYOUT, sys.version, sys.base_prefix]
-    for name in PACKAGES:
-        try:
-            parts.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            parts.append(f"no {name}")
+    parts += [f"{distribution.name} {distribution.version}" for distribution in distributions]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _build(root: Path) -> None:
+def _build(root: Path, distributions: Sequence[metadata.Distribution]) -> None:
     for name in _EMPTY_DIRS:
         (root / name).mkdir(parents=True, exist_ok=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -73,7 +92,7 @@ def _build(root: Path) -> None:
     platform_library = Path(sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix}))
     if not (library / "lib-dynload").is_dir():
         shutil.copytree(platform_library / "lib-dynload", library / "lib-dynload")
-    for distribution in PACKAGES:
+    for distribution in distributions:
         _copy_package(distribution, library / "site-packages")
     binary = Path(sys.executable).resolve()
     target = root / PYTHON.lstrip("/")
@@ -86,17 +105,21 @@ def _build(root: Path) -> None:
     (root / "etc/group").write_text("root:x:0:\nbox:x:10000:\n")
     (root / "etc/hosts").write_text("127.0.0.1 localhost\n")
     _close_permissions(root)
+    # The one file that every user may write by its mode: only that the root is read-only keeps it whole, and the
+    # self-test of each node tries.
+    (root / CANARY.lstrip("/")).write_text("sings\n")
+    (root / CANARY.lstrip("/")).chmod(0o666)
 
 
-def _copy_package(distribution: str, target: Path) -> None:
-    """Copy the package and the folder of libraries some wheels bring along; nothing when it is not installed."""
-    try:
-        home = Path(str(metadata.distribution(distribution).locate_file("")))
-    except metadata.PackageNotFoundError:
-        return
-    for name in (distribution, f"{distribution}.libs"):
+def _copy_package(distribution: metadata.Distribution, target: Path) -> None:
+    """Copy the top-level packages and modules it brought, and the folder of libraries some wheels come with."""
+    home = Path(str(distribution.locate_file("")))
+    tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
+    for name in sorted(top for top in tops if not top.endswith((".dist-info", ".pth"))):
         if (home / name).is_dir():
-            shutil.copytree(home / name, target / name, ignore=_PACKAGE_LEFT_OUT)
+            shutil.copytree(home / name, target / name, ignore=_PACKAGE_LEFT_OUT, dirs_exist_ok=True)
+        elif name.endswith((".py", ".so")):
+            shutil.copy2(home / name, target / name)
 
 
 def _copy_shared_libraries(objects: list[Path], root: Path) -> None:

@@ -24,7 +24,15 @@ class Verdict:
 
 
 async def attack(box: Box) -> list[Verdict]:
-    """Run the escape probe in the box, then see whether the box still answers. Leaves the box fit for the bin only."""
+    """Look at the box from outside, run the escape probe in it, then see whether it still answers.
+
+    Leaves the box fit for the bin only.
+    """
+    seen = [Verdict(check, not fault, fault) for check, fault in box.inspect().items()]
+    return seen + await _attack_inside(box)
+
+
+async def _attack_inside(box: Box) -> list[Verdict]:
     code = (Path(__file__).parent / "escape_probe.py").read_text()
     limits = Limits(wall_s=10, cpu_s=10)
     try:

@@ -1,7 +1,7 @@
 """What a node is told: command line first, then environment, then the machine."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,9 @@ class NodeSettings:
     port: int = 8088
     boxes: int = 0  # 0: by cores and memory, and up to `max_boxes` while calls sleep
     state_dir: Path = Path("var/sandbox")
+    runsc: str = ""  # "": the one on PATH
     platform: str = ""  # "": by trial
+    tiers: tuple[Tier, ...] = DEFAULT_TIERS  # the image holds the packages of the richest
     allow_unisolated: bool = False
     max_boxes: int = 0  # 0: as many as `boxes` when that is given, else twice as many as the node starts with
     max_queued: int = DEFAULT_MAX_QUEUED
@@ -36,18 +38,18 @@ class NodeSettings:
         """How answers name this node."""
         return f"{os.uname().nodename}:{self.port}"
 
-    def box_counts(self, tiers: Sequence[Tier] = DEFAULT_TIERS) -> dict[Tier, int]:
+    def box_counts(self) -> dict[Tier, int]:
         """Boxes per tier at start: one more than the cores, because some calls sleep, as far as memory goes."""
-        wanted = max(count_cores() + 1, len(tiers))
-        total = self.boxes or fit_total(tiers, wanted=wanted, memory_mb=available_mb())
-        return count_boxes(tiers, total=total)
+        wanted = max(count_cores() + 1, len(self.tiers))
+        total = self.boxes or fit_total(self.tiers, wanted=wanted, memory_mb=available_mb())
+        return count_boxes(self.tiers, total=total)
 
-    def most_boxes(self, tiers: Sequence[Tier] = DEFAULT_TIERS) -> int:
+    def most_boxes(self) -> int:
         """How many boxes there may be while calls sleep."""
         if self.max_boxes or self.boxes:
             return max(self.max_boxes, self.boxes)
-        at_start = sum(self.box_counts(tiers).values())
-        return fit_total(tiers, wanted=2 * at_start, memory_mb=available_mb())
+        at_start = sum(self.box_counts().values())
+        return fit_total(self.tiers, wanted=2 * at_start, memory_mb=available_mb())
 
 
 def read_settings(
@@ -61,7 +63,9 @@ def read_settings(
         port=port,
         boxes=boxes,
         state_dir=(state_dir or Path(environ.get("SANDBOX_STATE_DIR", "var/sandbox"))).resolve(),
+        runsc=environ.get("SANDBOX_RUNSC", ""),
         platform=environ.get("SANDBOX_PLATFORM", ""),
+        tiers=_tiers(environ.get("SANDBOX_TIERS", "")),
         allow_unisolated=environ.get("SANDBOX_ALLOW_UNISOLATED", "") == "1",
         max_boxes=_number(environ, "SANDBOX_MAX_BOXES", 0, most=MOST_BOXES),
         max_queued=_number(environ, "SANDBOX_MAX_QUEUED", DEFAULT_MAX_QUEUED, most=10_000_000),
@@ -75,6 +79,14 @@ def _number(environ: Mapping[str, str], name: str, default: int, *, most: int) -
     if not text.isdigit() or int(text) > most:
         raise NodeRefusesError(f"{name}={text}: give a number from 0 to {most}")
     return int(text)
+
+
+def _tiers(text: str) -> tuple[Tier, ...]:
+    names = text.replace(",", " ").split()
+    unknown = [name for name in names if name not in set(Tier)]
+    if unknown:
+        raise NodeRefusesError(f"SANDBOX_TIERS={text}: {unknown[0]!r} is not one of {', '.join(Tier)}")
+    return tuple(tier for tier in Tier if tier in names) or DEFAULT_TIERS
 
 
 def _profile(name: str) -> LimitProfile:

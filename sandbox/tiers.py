@@ -29,6 +29,13 @@ _NAMED = {tier: re.compile(rf"\b(?:{'|'.join(PACKAGES[tier])})\b") for tier in (
 DEFAULT_TIERS = (Tier.LIGHT, Tier.NUMPY, Tier.SYMPY)
 
 
+def packages_of(tiers: Collection[Tier]) -> list[str]:
+    """What an image must hold for boxes of `tiers`."""
+    order = list(Tier)
+    richest = max(tiers, key=order.index)
+    return [name for tier in order[: order.index(richest) + 1] for name in PACKAGES[tier]]
+
+
 def choose_tier(code: str, have: Collection[Tier] = DEFAULT_TIERS) -> Tier:
     """The cheapest tier among `have` that has imported what `code` names; else the richest there is."""
     wanted = next((tier for tier in _NAMED if _names(code, tier)), Tier.LIGHT)

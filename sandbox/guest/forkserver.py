@@ -27,6 +27,7 @@ from sandbox.guest.stream import SharedMemory
 
 SOFT_GRACE_S = 0.2  # between the signal that raises in the program and the one that kills it
 WHERE_PATIENCE_S = 0.02
+CPU_SLACK_S = 0.3  # the soft signal comes first, and a spare has warmed itself up
 SWEEP_GIVE_UP_S = 1.0
 MEMORY_CHECK_S = 0.1
 SPARE_PATIENCE_MS = 5  # a spare that is asked at once does not warm itself up first
@@ -91,6 +92,7 @@ class ForkServer:
     def _answer(self, spare: Child | None, body: bytes, limits: dict[str, Any]) -> dict[str, Any]:
         started = time.perf_counter()
         child = spare or self._fork(is_spare=False)
+        warmed_s = _cpu_s(child.pid) if spare else 0.0  # spent before there was a call
         self._hand_over(child, body)
         keep = int(limits["output_kb"]) * 1024
         streams = {child.out_fd: HeadTail(keep), child.err_fd: HeadTail(keep)}
@@ -111,7 +113,7 @@ class ForkServer:
             "stderr_bytes": err.total,
             "truncated": out.truncated or err.truncated,
             "exec_ms": exec_s * 1000,
-            "cpu_ms": (ending.usage.ru_utime + ending.usage.ru_stime) * 1000,
+            "cpu_ms": max(0.0, ending.usage.ru_utime + ending.usage.ru_stime - warmed_s) * 1000,
             "max_rss_kb": ending.usage.ru_maxrss,
             "swept": swept,
         }
@@ -215,7 +217,7 @@ class ForkServer:
         """The limit that the call is past although the kernel did not stop it."""
         if self._is_over_memory(limits):
             return "memory"
-        return "cpu_limit" if _cpu_s(child.pid) > float(limits["cpu_s"]) + SOFT_GRACE_S else None
+        return "cpu_limit" if _cpu_s(child.pid) > float(limits["cpu_s"]) + CPU_SLACK_S else None
 
     def _is_over_memory(self, limits: dict[str, Any]) -> bool:
         """RLIMIT_AS holds one process; this holds all processes and files of the call together."""

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from contracts.execution import ExecutionCall, NodeHealth
+from contracts.execution import ExecutionCall, Limits, NodeHealth
 from sandbox import heartbeat
 from sandbox.client import SandboxClient
 
@@ -37,7 +37,6 @@ class FakeNode:
         self.gate = asyncio.Event()
         self.gate.set()
         self.beats = 0
-        self.served = 0
 
     async def run(self, request: Request) -> Response:
         calls = json.loads(await request.body())["calls"]
@@ -47,7 +46,6 @@ class FakeNode:
         async def answers() -> AsyncIterator[bytes]:
             for call in calls:
                 await self.gate.wait()
-                self.served += 1
                 yield json.dumps({"id": call["id"], "status": "ok", "node": self.name}).encode() + b"\n"
 
         return StreamingResponse(answers())
@@ -133,7 +131,7 @@ async def behind_a_black_hole(node: FakeNode) -> AsyncIterator[tuple[BlackHole, 
 
 
 def programs(count: int) -> list[ExecutionCall]:
-    return [ExecutionCall(id="same", code=str(number)) for number in range(count)]
+    return [ExecutionCall(id="same", code=str(number), limits=Limits(wall_s=60)) for number in range(count)]
 
 
 async def test_a_connection_that_swallows_everything_costs_no_answer_and_gives_none_twice() -> None:

@@ -20,7 +20,7 @@ NEW = Runsc("/bin/false", "20240729", frozenset({"network", "directfs"}), ("syst
 
 @pytest.fixture
 def no_runsc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "find_runsc", lambda: None)
+    monkeypatch.setattr(node_module, "find_runsc", lambda *_: None)
 
 
 async def test_without_runsc_it_refuses_and_says_what_to_do(tmp_path: Path, no_runsc: None) -> None:
