@@ -24,6 +24,7 @@ system:
 	@deploy/install.sh system
 
 test: install system  ## unit, integration and browser tests
+	@deploy/install.sh newer-runsc
 	@deploy/install.sh browser
 	$(BIN)/python -m pytest -m "not e2e"
 	$(BIN)/python -m pytest -m e2e  # a process of its own: Playwright keeps an event loop in its thread

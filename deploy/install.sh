@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a new machine lacks. `python`: the virtual environment; `system`: runsc; `browser`: chromium;
-# `lock`: resolve the lock file anew.
+# `newer-runsc`: a second one for tests; `lock`: resolve the lock file anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,6 +37,23 @@ python)
 system)
   command -v runsc >/dev/null || apt_install runsc
   ;;
+newer-runsc)
+  # For tests only: the runsc of Debian's stable release beside an older system's own. No reason to fail without it.
+  target=.venv/runsc-newer
+  [ -x "$target/runsc" ] || {
+    keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    tmp=$(mktemp -d)
+    trap 'rm -rf "$tmp"' EXIT
+    mkdir -p "$tmp/lists/partial" "$tmp/cache/archives/partial" "$tmp/parts"
+    printf 'Types: deb\nURIs: http://deb.debian.org/debian\nSuites: trixie\nComponents: main\nSigned-By: %s\n' "$keyring" >"$tmp/parts/trixie.sources"
+    apt=(apt-get -qq -o Dir::Etc::sourcelist=/dev/null -o "Dir::Etc::sourceparts=$tmp/parts" -o "Dir::State::lists=$tmp/lists" -o "Dir::Cache=$tmp/cache" -o APT::Sandbox::User=root)
+    if [ -f "$keyring" ] && "${apt[@]}" update >/dev/null 2>&1 && (cd "$tmp" && "${apt[@]}" download runsc >/dev/null 2>&1 && dpkg-deb -x runsc_*.deb x); then
+      mkdir -p "$target" && cp "$tmp/x/usr/bin/runsc" "$target/runsc" && say "a newer runsc for the tests: $("$target/runsc" --version | head -1)"
+    else
+      say "no newer runsc to be had here: the tests use only the system's"
+    fi
+  }
+  ;;
 browser)
   command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || apt_install chromium
   ;;
@@ -55,5 +72,5 @@ PY
   { echo "# Made by 'make lock' from pyproject.toml with $("$py" --version). Do not edit."
     "$tmp/venv/bin/python" -m pip freeze --exclude pip --exclude setuptools | sed -E 's/^(torch==[0-9.]+)\+cpu.*/\1/'; } >requirements.lock
   ;;
-*) fail "usage: deploy/install.sh python PYTHON | system | browser | lock PYTHON" ;;
+*) fail "usage: deploy/install.sh python PYTHON | system | newer-runsc | browser | lock PYTHON" ;;
 esac

@@ -35,15 +35,17 @@ print(A().x, sorted([3, 1, 2]))
 
 SYMPY_USES = """\
 x, y, z = symbols("x y z"); n = symbols("n", integer=True, positive=True); a = symbols("a", real=True)
-str(simplify((x**2 - 1) / (x - 1) + sin(x) ** 2 + cos(x) ** 2)); expand((x + y) ** 3); factor(x**4 - 1); trigsimp(sin(2 * x))
-solve(x**3 - 6 * x**2 + 11 * x - 6, x); solve([Eq(x + y, 3), Eq(x - y, 1)], [x, y]); solve(x**2 + 1 > 3, x); solveset(a**2 - 2, a)
-integrate(x**2 * exp(-x), x); integrate(x * sin(2 * x), x); integrate(1 / (1 + x**2), (x, 0, 1)); diff(log(x) * sqrt(x), x)
-limit(sin(x) / x, x, 0); series(exp(x), x, 0, 4); summation(n**2, (n, 1, y)); product(n, (n, 1, 4))
-m = Matrix([[2, 1], [1, 3]]); m.det(); m.inv(); m.eigenvals(); m.rref(); m.charpoly(x); m * m
-factorint(360); isprime(97); primerange(1, 20); divisors(36); gcd(12, 18); binomial(7, 3); mod_inverse(3, 7); totient(36)
-N(pi, 20); Rational(1, 3) + Rational(1, 6); latex(x**2 / 2); str(Poly(x**2 + 1, x)); (x**2 + 1).subs(x, 2); sympify("x + 1")
-ff = Function("f"); apart(1 / (x * (x + 1)), x); together(1 / x + 1 / y); cancel((x**2 - 1) / (x + 1)); roots(x**2 - 2, x)
-Sum(1 / n**2, (n, 1, oo)).doit(); floor(Rational(7, 2)); Abs(-3); nsimplify(0.5); resultant(x**2 - 1, x - 2, x)
+str(simplify((x**2 - 1) / (x - 1) + sin(x) ** 2 + cos(x) ** 2)); expand((x + y) ** 3); factor(x**4 - 1)
+trigsimp(sin(2 * x)); solve(x**3 - 6 * x**2 + 11 * x - 6, x); solve([Eq(x + y, 3), Eq(x - y, 1)], [x, y])
+solve(x**2 + 1 > 3, x); solveset(a**2 - 2, a); integrate(x**2 * exp(-x), x); integrate(x * sin(2 * x), x)
+integrate(1 / (1 + x**2), (x, 0, 1)); diff(log(x) * sqrt(x), x); limit(sin(x) / x, x, 0)
+series(exp(x), x, 0, 4); summation(n**2, (n, 1, y)); product(n, (n, 1, 4)); m = Matrix([[2, 1], [1, 3]])
+m.det(); m.inv(); m.eigenvals(); m.rref(); m.charpoly(x); m * m; factorint(360); isprime(97); primerange(1, 20)
+divisors(36); gcd(12, 18); binomial(7, 3); mod_inverse(3, 7); totient(36); N(pi, 20)
+Rational(1, 3) + Rational(1, 6); latex(x**2 / 2); str(Poly(x**2 + 1, x)); (x**2 + 1).subs(x, 2)
+sympify("x + 1"); ff = Function("f"); apart(1 / (x * (x + 1)), x); together(1 / x + 1 / y)
+cancel((x**2 - 1) / (x + 1)); roots(x**2 - 2, x); Sum(1 / n**2, (n, 1, oo)).doit(); floor(Rational(7, 2))
+Abs(-3); nsimplify(0.5); resultant(x**2 - 1, x - 2, x)
 """
 
 

@@ -320,9 +320,11 @@ def _fresh_interpreter(seed: int | None) -> None:
     sys.path[:] = ["", *(path for path in sys.path if path.startswith(sys.prefix) or path.startswith(sys.base_prefix))]
     _hidden.extend(sys.modules.pop(name, None) for name in _OUR_MODULES)
     random.seed(seed)
-    numpy = sys.modules.get("numpy")
+    numpy, sympy_random = sys.modules.get("numpy"), sys.modules.get("sympy.core.random")
     if numpy is not None:
         numpy.random.seed(random.getrandbits(32) if seed is None else seed % (1 << 32))
+    if sympy_random is not None:
+        sympy_random.rng.seed(seed)
 
 
 def _end(exit_code: int) -> NoReturn:

@@ -91,6 +91,12 @@ def stop_node(node: RunningNode) -> None:
         node.process.wait(10)
 
 
+def runscs() -> list[str]:
+    """The runsc on PATH ("") and, where `make test` could get it, a newer one."""
+    newer = ROOT / ".venv/runsc-newer/runsc"
+    return ["", *([str(newer)] if newer.exists() else [])]
+
+
 def require_runsc() -> None:
     """Skip where gVisor is missing, but never in CI."""
     if shutil.which("runsc") is None:

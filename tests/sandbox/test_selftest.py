@@ -11,14 +11,14 @@ import pytest
 
 from contracts.execution import ExecutionCall, Limits
 from sandbox.box import Box, BoxOutOfMemoryError
-from sandbox.gvisor import GvisorLauncher, find_runsc
+from sandbox.gvisor import GvisorLauncher, candidate_platforms, find_runsc
 from sandbox.launcher import NodeRefusesError
 from sandbox.node import open_node
 from sandbox.rootfs import prepare_rootfs
 from sandbox.selftest import attack, require_isolation
 from sandbox.settings import NodeSettings
 from sandbox.tiers import Tier
-from tests.sandbox.conftest import require_runsc
+from tests.sandbox.conftest import require_runsc, runscs
 
 pytestmark = pytest.mark.runsc
 
@@ -31,12 +31,17 @@ def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def open_box(
-    state_dir: Path, *, change_spec: Callable[[dict[str, Any]], object] = lambda _: None, **replaced: str
+    state_dir: Path,
+    *,
+    runsc: str = "",
+    platform: str = "ptrace",
+    change_spec: Callable[[dict[str, Any]], object] = lambda _: None,
+    **replaced: str,
 ) -> AsyncIterator[Box]:
     """A box whose bundle or flags of runsc (old=new) are not as they should be."""
-    runsc = find_runsc()
-    assert runsc is not None
-    launcher = GvisorLauncher(runsc, "ptrace", rootfs=prepare_rootfs(state_dir), state_dir=state_dir)
+    found = find_runsc(runsc)
+    assert found is not None
+    launcher = GvisorLauncher(found, platform, rootfs=prepare_rootfs(state_dir), state_dir=state_dir)
     for path in state_dir.glob("bundles/*/config.json"):
         spec = json.loads(path.read_text())
         change_spec(spec)
@@ -53,11 +58,46 @@ async def open_box(
         launcher.close()
 
 
-async def test_every_wall_holds(state_dir: Path) -> None:
-    async with open_box(state_dir) as box:
+def kinds() -> list[tuple[str, str]]:
+    """Every runsc here on every platform that it has and this machine can do."""
+    found = [(path, find_runsc(path)) for path in runscs()]
+    return [(path, name) for path, runsc in found if runsc for name in candidate_platforms(runsc)]
+
+
+@pytest.mark.parametrize(("runsc", "platform"), kinds())
+async def test_every_wall_holds(state_dir: Path, runsc: str, platform: str) -> None:
+    async with open_box(state_dir, runsc=runsc, platform=platform) as box:
         verdicts = await attack(box)
     assert {verdict.check for verdict in verdicts} >= {"sentry", "gofer", "remount", "network", "kill-all"}
     assert [verdict for verdict in verdicts if not verdict.is_held] == []
+
+
+@pytest.mark.parametrize("runsc", runscs()[1:])
+async def test_files_served_by_the_sentry_itself_are_found(state_dir: Path, runsc: str) -> None:
+    """directfs, the default since 2023: guests could remount and write files of the host."""
+    async with open_box(state_dir, runsc=runsc, directfs="true") as box:
+        broken = {verdict.check for verdict in await attack(box) if not verdict.is_held}
+    assert "sentry" in broken
+
+
+@pytest.mark.parametrize(("runsc", "platform"), kinds())
+async def test_it_runs_replaces_and_restores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runsc: str, platform: str
+) -> None:
+    settings = NodeSettings(state_dir=tmp_path, boxes=1, runsc=runsc, platform=platform)
+    async with open_node(settings) as pool:
+        launcher = pool.launcher
+        template = await Box.start(launcher, Tier.SYMPY, cold=True)
+        assert await template.save_image()
+        clones = [await Box.start(launcher, Tier.SYMPY) for _ in range(2)]
+        code = (
+            "import random, numpy, uuid, os\nprint(random.random(), numpy.random.rand(), uuid.uuid4(), os.urandom(4))"
+        )
+        said = [(await box.run(ExecutionCall(id="r", code=code)))["stdout"] for box in clones]
+        for box in clones:
+            await box.close()
+    assert [box.is_restored for box in clones] == [True, True]
+    assert len(set(" ".join(said).split())) == len(" ".join(said).split())
 
 
 async def test_a_writable_root_is_found(state_dir: Path) -> None:
