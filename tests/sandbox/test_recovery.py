@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import os
-import re
 import random
+import re
 import resource
 import signal
 import subprocess
