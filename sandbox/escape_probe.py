@@ -32,7 +32,7 @@ def become_root():
 
 
 def write_root():
-    for path in ("/escape", os.__file__, "/etc/passwd", "/opt/box/sandbox/escape"):
+    for path in ("/canary", "/escape", os.__file__, "/etc/passwd", "/opt/box/sandbox/escape"):
         try:
             with open(path, "a") as file:
                 file.write("# escaped\n")
