@@ -11,7 +11,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
+from sandbox.access import TokenGuard
 from sandbox.box import Box, BoxError
 from sandbox.gvisor import GvisorLauncher, Runsc, candidate_platforms, find_runsc, sweep_stale
 from sandbox.launcher import Launcher, NodeRefusesError
@@ -47,7 +49,11 @@ async def serve(settings: NodeSettings) -> None:
 async def _serve(settings: NodeSettings) -> None:
     with _listen(settings) as listener:
         async with open_node(settings) as pool:
-            app = build_app(pool, judge_profile=settings.judge_profile)
+            app: ASGIApp = build_app(pool, judge_profile=settings.judge_profile)
+            if settings.token:
+                app = TokenGuard(app, settings.token)
+            elif settings.host not in ("127.0.0.1", "::1", "localhost"):
+                log.warning("whoever reaches %s may run programs here: set SANDBOX_TOKEN to ask for it", settings.host)
             config = uvicorn.Config(
                 app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
             )

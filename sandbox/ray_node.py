@@ -51,7 +51,9 @@ class NodeAgent:
     def health(self) -> dict[str, Any]:
         """What GET /v1/health says; {} while the node does not answer."""
         try:
-            return httpx.get(f"{self.url()}/v1/health", timeout=5, trust_env=False).raise_for_status().json()
+            headers = {"authorization": f"Bearer {os.environ.get('SANDBOX_TOKEN', '')}"}
+            reply = httpx.get(f"{self.url()}/v1/health", headers=headers, timeout=5, trust_env=False)
+            return dict(reply.raise_for_status().json())
         except httpx.HTTPError:
             return {}
 

@@ -23,6 +23,7 @@ class NodeSettings:
     host: str = "127.0.0.1"
     port: int = 8088
     boxes: int = 0  # 0: by cores and memory, and up to `max_boxes` while calls sleep
+    token: str = ""  # "": whoever reaches the node may ask it
     state_dir: Path = Path("var/sandbox")
     runsc: str = ""  # "": the one on PATH
     platform: str = ""  # "": by trial
@@ -62,6 +63,7 @@ def read_settings(
         host=host,
         port=port,
         boxes=boxes,
+        token=environ.get("SANDBOX_TOKEN", ""),
         state_dir=(state_dir or Path(environ.get("SANDBOX_STATE_DIR", "var/sandbox"))).resolve(),
         runsc=environ.get("SANDBOX_RUNSC", ""),
         platform=environ.get("SANDBOX_PLATFORM", ""),

@@ -1,6 +1,7 @@
 """HTTP to nodes: one batch out and answers back as they come, or one question about health. Knows no retries."""
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -12,7 +13,7 @@ from contracts.execution import Execution, ExecutionBatch, NodeHealth
 from sandbox.errors import SandboxRefused
 
 CONNECT_S = 5.0
-_HEADERS = {"content-type": "application/json"}
+_JSON = {"content-type": "application/json"}
 # Idle ones are closed before a node would: uvicorn does after 5 s, and a request would race with that.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=4.0)
 # A connection that a router forgot, or whose other end lost power, is an error after about 20 s and not never.
@@ -27,12 +28,14 @@ class Wire:
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._transport = transport
+        token = os.environ.get("SANDBOX_TOKEN", "")
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._clients: dict[bool, httpx.AsyncClient] = {}  # by whether certificates are checked
 
     async def post(self, url: str, batch: ExecutionBatch) -> AsyncIterator[Execution]:
         """Executions as they end. Raises httpx.TransportError or SandboxRefused; may end before all are answered."""
         body = batch.model_dump_json()
-        async with self._http(url).stream("POST", f"{url}/v1/run", content=body, headers=_HEADERS) as reply:
+        async with self._http(url).stream("POST", f"{url}/v1/run", content=body, headers=_JSON) as reply:
             await _require_ok(reply, url)
             async with aclosing(_lines(reply)) as lines:
                 async for line in lines:
@@ -62,7 +65,7 @@ class Wire:
                 verify=is_tls, limits=_LIMITS, socket_options=_SOCKET_OPTIONS
             )
             timeout = httpx.Timeout(None, connect=CONNECT_S)
-            self._clients[is_tls] = httpx.AsyncClient(transport=transport, timeout=timeout)
+            self._clients[is_tls] = httpx.AsyncClient(transport=transport, timeout=timeout, headers=self._headers)
         return self._clients[is_tls]
 
 

@@ -72,6 +72,7 @@ DATABASE_URL = _env("DATABASE_URL", f"postgresql://postgres@/astrolabe?host={AST
 REDIS_URL = _env("REDIS_URL", f"unix://{ASTROLABE_VAR / 'redis' / 'redis.sock'}")
 RAY_DASHBOARD_URL = _env("RAY_DASHBOARD_URL", "http://127.0.0.1:8265").rstrip("/")
 SANDBOX_URLS = _env_list("SANDBOX_URLS", "http://127.0.0.1:8088")
+SANDBOX_TOKEN = _env("SANDBOX_TOKEN", "")
 SANDBOX_URLS_OF_RUNS = _env("SANDBOX_URLS", "")  # none named: a run asks its Ray cluster, then its own machine
 RECIPES_DIR = BASE_DIR / "recipes"
 

@@ -12,9 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import JSONResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from contracts.execution import Execution
+from contracts.execution import Execution, NodeHealth
+from sandbox.access import TokenGuard
 from sandbox.api_page import render_page
 from sandbox.client import SandboxClient
 from sandbox.openapi import ENDPOINTS, describe_api
@@ -327,3 +330,21 @@ async def test_a_full_queue_of_sleepers_rejects_and_recovers(tmp_path: Path) -> 
             assert json.loads(line)["stdout"] == "1\n"
     finally:
         stop_node(node)
+
+
+async def test_a_node_with_a_token_answers_only_who_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        health = NodeHealth(node="n", isolated=True, isolation="x", boxes=1, ready=1, busy=0, queued=0, served=0,
+                            replaced=0)  # fmt: skip
+        await JSONResponse(health.model_dump(mode="json"))(scope, receive, send)
+
+    transport = httpx.ASGITransport(TokenGuard(app, "geheim"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://node") as http:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "geheim"}):
+            reply = await http.get("/v1/health", headers=headers)
+            assert (reply.status_code, "SANDBOX_TOKEN" in reply.json()["detail"]) == (401, True)
+        assert (await http.get("/docs")).status_code == 200
+    for token, is_known in (("geheim", True), ("", False)):
+        monkeypatch.setenv("SANDBOX_TOKEN", token)
+        async with SandboxClient(["http://node"], transport=transport) as client:
+            assert ((await client.health())["http://node"] is not None) is is_known

@@ -83,6 +83,7 @@ def environment_of(attempt: Attempt) -> dict[str, str]:
         "ASTROLABE_RUN_TOKEN": run_token(attempt),
         "ASTROLABE_ATTEMPT": str(attempt.number),
         "SANDBOX_URLS": settings.SANDBOX_URLS_OF_RUNS,
+        "SANDBOX_TOKEN": settings.SANDBOX_TOKEN,
         "PYTHONPATH": str(settings.BASE_DIR),
         "OMP_NUM_THREADS": "1",
     }
