@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=20.0, help="closed loop: of each contestant at each --c")
     parser.add_argument("--rounds", type=int, default=2, help="turns into which those seconds are divided")
     parser.add_argument("--shares", type=float, nargs="+", default=list(OPEN_SHARES), help="open loop: of saturation")
-    parser.add_argument("--open-seconds", type=float, default=45.0, help="open loop: at each share")
+    parser.add_argument("--open-seconds", type=float, default=40.0, help="open loop: at each share")
     parser.add_argument("--burst-calls", type=int, default=45_000)
     parser.add_argument("--burst-load", choices=("trivial", "mix"), default="trivial")
     parser.add_argument("--senders", type=int, default=64, help="calls of the burst under way at a time")
