@@ -1,8 +1,9 @@
 """A node with one of its ideas taken out: python -m benchmarks.sandbox.ablated NAME serve ... Only for the benchmark.
 
-The node has no switches for these, and should have none: the idea is taken out here, before it starts.
+The node has no switches for most of these, and should have none: the idea is taken out here, before it starts.
 """
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -10,7 +11,6 @@ import sandbox.slots
 from sandbox.__main__ import main
 from sandbox.gvisor import GvisorLauncher
 from sandbox.pool import Pool
-from sandbox.settings import NodeSettings
 from sandbox.tiers import Tier
 
 
@@ -21,8 +21,7 @@ def without_spare() -> None:
 
 def without_tiers() -> None:
     """Every box has imported numpy and sympy."""
-    box_counts = NodeSettings.box_counts
-    NodeSettings.box_counts = lambda self, tiers=(): box_counts(self, (Tier.SYMPY,))  # type: ignore[method-assign]
+    os.environ["SANDBOX_TIERS"] = Tier.SYMPY.value
 
 
 def without_images() -> None:
