@@ -115,7 +115,7 @@ threading.Thread(target=lambda: 1 / 0).start()
 
 PROCESSES = (
     hangs("fork-bomb", "NemoClaw#809, codex#38909", "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", limits={"wall_s": 0.4, "processes": 24}, stderr=ANY, exit_code=None, signal=9),
-    Hostile("fork-bomb-that-ends", "judgev2#27", "import os\nfor _ in range(9):\n    try: os.fork()\n    except OSError: pass", limits={"processes": 24}),
+    Hostile("fork-bomb-that-ends", "judgev2#27", "import os\nfor _ in range(5):\n    try: os.fork()\n    except OSError: pass", limits={"processes": 24}),
     Hostile("setsid-daemon", "code-judge's killpg misses it", """
 import os
 if os.fork() == 0:

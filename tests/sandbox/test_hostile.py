@@ -13,6 +13,7 @@ from tests.sandbox.hostile_programs import PROGRAMS, Hostile
 pytestmark = pytest.mark.runsc
 
 OVERRUN_MS = 3000  # generous: a busy machine is no failure of the sandbox
+ROOM = {"wall_s": 20.0, "cpu_s": 15.0}  # for programs that end by themselves
 HEALTHY = """
 import builtins, decimal, math, os, signal, sys
 print(6 * 7)
@@ -59,7 +60,8 @@ def replacements(node: RunningNode) -> list[str]:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_twice_in_one_box_and_then_a_healthy_call(lonely: RunningNode, program: Hostile) -> None:
     before = replacements(lonely)
-    hostile = call(program.code, stdin=program.stdin, **program.limits)
+    room = {} if program.status == "timeout" else ROOM
+    hostile = call(program.code, stdin=program.stdin, **room | program.limits)
     first, second, healthy = run(lonely, [hostile, hostile, call(HEALTHY)])
     for execution in (first, second):
         assert program.misses(execution) == {}
@@ -82,11 +84,12 @@ def test_chance_differs_from_call_to_call_and_from_box_to_box(node: RunningNode)
     code = (
         "import random, uuid, os, numpy; print(random.random(), uuid.uuid4(), os.urandom(8).hex(), numpy.random.rand())"
     )
-    answers = run(node, [call(code) for _ in range(8)])
+    answers = run(node, [call(code, **ROOM) for _ in range(8)])
+    assert [(execution.status, execution.stderr) for execution in answers] == [("ok", "")] * 8
     columns = zip(*(execution.stdout.split() for execution in answers), strict=True)
     assert [len(set(column)) for column in columns] == [8, 8, 8, 8]
 
 
 def test_a_seed_repeats_itself_in_every_box(node: RunningNode) -> None:
     code = "import random, numpy; print(random.random(), numpy.random.rand())"
-    assert len({execution.stdout for execution in run(node, [call(code, seed=7) for _ in range(6)])}) == 1
+    assert len({execution.stdout for execution in run(node, [call(code, seed=7, **ROOM) for _ in range(6)])}) == 1
