@@ -41,6 +41,7 @@ class Box:
         self._launched = launched
         self._helpers: list[int] = []
         self._oom_kills = 0
+        self._start_mb = 0
         self.calls = 0
 
     @property
@@ -61,6 +62,7 @@ class Box:
                     await box._expect("hello")
                     await box._expect("ready")
                 box._helpers = launcher.helpers(launched)
+                box._start_mb = launcher.memory_mb(launched)
         except (BoxError, TimeoutError) as error:
             reason = box.last_words()
             await box.close()
@@ -138,6 +140,10 @@ class Box:
     def threads(self) -> int:
         """Host threads it holds."""
         return self._launcher.load(self._launched)
+
+    def growth_mb(self) -> int:
+        """Memory it holds on the host beyond what it held at its start."""
+        return self._launcher.memory_mb(self._launched) - self._start_mb
 
     def inspect(self) -> dict[str, str]:
         """What the host sees of its walls: for each check "", or what is wrong."""

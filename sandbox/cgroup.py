@@ -20,6 +20,7 @@ class MemoryGroups:
     def __init__(self, folder: Path, *, is_v2: bool) -> None:
         self._folder = folder
         self._limit_file = "memory.max" if is_v2 else "memory.limit_in_bytes"
+        self._usage_file = "memory.current" if is_v2 else "memory.usage_in_bytes"
         self._events_file = "memory.events" if is_v2 else "memory.oom_control"
 
     @classmethod
@@ -54,6 +55,13 @@ class MemoryGroups:
         limit = (BASE_MB + 2 * memory_mb) * MIB
         with contextlib.suppress(OSError):  # busy: the box holds more than that just now
             (self._folder / box_id / self._limit_file).write_text(str(limit))
+
+    def usage_mb(self, box_id: str) -> int:
+        """Memory charged to the box; 0 when it is gone."""
+        try:
+            return int((self._folder / box_id / self._usage_file).read_text()) // MIB
+        except (OSError, ValueError):
+            return 0
 
     def oom_kills(self, box_id: str) -> int:
         """Processes of the box that the kernel has killed for memory."""

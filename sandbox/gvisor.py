@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandbox import freed_memory
 from sandbox.cgroup import MemoryGroups, join
-from sandbox.launcher import Launched, NodeRefusesError, spawn, threads_of, wait_dead
+from sandbox.launcher import Launched, NodeRefusesError, memory_mb_of, spawn, threads_of, wait_dead
 from sandbox.rootfs import GUEST_DIR, PYTHON, guest_digest
 from sandbox.tiers import Tier
 
@@ -179,8 +180,10 @@ class GvisorLauncher:
         argv = [*self._base_argv(), *command, f"--bundle={self._bundle(tier)}", box_id]
         log_path = self._logs / f"{box_id}.log"
         env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
-        join_group = functools.partial(join, self._groups.add(box_id)) if self._groups else None
-        process = await spawn(argv, log_path=log_path, env=env, join_group=join_group)
+        before_exec = [freed_memory.keep]
+        if self._groups:
+            before_exec.append(functools.partial(join, self._groups.add(box_id)))
+        process = await spawn(argv, log_path=log_path, env=env, before_exec=before_exec)
         return Launched(box_id, tier, process, is_restored, log_path)
 
     async def kill(self, launched: Launched) -> None:
@@ -232,6 +235,13 @@ class GvisorLauncher:
         """Threads of the sentry."""
         pid = self._sentry_pid(launched.box_id)
         return threads_of(pid) if pid is not None else 0
+
+    def memory_mb(self, launched: Launched) -> int:
+        """What its memory group is charged, else what the sentry maps, which follows a moment later."""
+        if self._groups:
+            return self._groups.usage_mb(launched.box_id)
+        pid = self._sentry_pid(launched.box_id)
+        return memory_mb_of(pid) if pid is not None else 0
 
     @property
     def has_memory_groups(self) -> bool:

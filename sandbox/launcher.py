@@ -6,7 +6,7 @@ import ctypes
 import functools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -56,6 +56,10 @@ class Launcher(Protocol):
         """Host threads the box holds: grows when programs fork a lot, and never shrinks."""
         ...
 
+    def memory_mb(self, launched: Launched) -> int:
+        """Memory that the box holds on the host; 0 when it is gone."""
+        ...
+
     def allow_memory(self, launched: Launched, memory_mb: int) -> None:
         """Let the box have what a call of `memory_mb` may need; nothing where the host gives no such limit."""
         ...
@@ -90,17 +94,17 @@ def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _before_exec(join_group: Callable[[], None] | None) -> None:
+def _before_exec(steps: Sequence[Callable[[], None]]) -> None:
     """A box ends with its node, and is what the host kills first when it runs out of memory."""
     die_with_parent()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(OOM_SCORE))
-    if join_group is not None:
-        join_group()
+    for step in steps:
+        step()
 
 
 async def spawn(
-    argv: list[str], *, log_path: Path, env: dict[str, str], join_group: Callable[[], None] | None = None
+    argv: list[str], *, log_path: Path, env: dict[str, str], before_exec: Sequence[Callable[[], None]] = ()
 ) -> asyncio.subprocess.Process:
     """Start `argv` with pipes for frames. Must run in the main thread: the death signal follows the thread."""
     # 0600: the box sees this file as its fd 2, and a gVisor of 2022 guards /proc/1/fd/2 by the mode alone.
@@ -114,7 +118,7 @@ async def spawn(
             cwd="/",  # runsc drops to nobody, who may not be allowed into the state directory
             limit=STREAM_LIMIT_BYTES,
             start_new_session=True,
-            preexec_fn=functools.partial(_before_exec, join_group),  # noqa: PLW1509 - nothing else of ours runs threads that hold locks here
+            preexec_fn=functools.partial(_before_exec, before_exec),  # noqa: PLW1509 - nothing else of ours runs threads that hold locks here
         )
 
 
@@ -133,6 +137,15 @@ def is_running(pid: int) -> bool:
             return file.read(1) != b""
     except OSError:
         return False
+
+
+def memory_mb_of(pid: int) -> int:
+    """Resident memory of a process in MiB; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+    except (OSError, ValueError):
+        return 0
 
 
 async def wait_dead(process: asyncio.subprocess.Process, timeout_s: float) -> bool:

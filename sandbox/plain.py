@@ -8,7 +8,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from sandbox.launcher import Launched, spawn, threads_of, wait_dead
+from sandbox.launcher import Launched, memory_mb_of, spawn, threads_of, wait_dead
 from sandbox.tiers import Tier
 
 
@@ -63,6 +63,10 @@ class PlainLauncher:
     def load(self, launched: Launched) -> int:
         """Threads of the fork-server."""
         return threads_of(launched.process.pid)
+
+    def memory_mb(self, launched: Launched) -> int:
+        """Of the fork-server."""
+        return memory_mb_of(launched.process.pid)
 
     def allow_memory(self, launched: Launched, memory_mb: int) -> None:
         """No host limit here."""

@@ -12,6 +12,9 @@ CHECKS = (
     "trace-init", "network", "raw-sockets", "host-files", "devices", "secrets",
 )  # fmt: skip
 SURVIVAL = "kill-all"  # the probe ends with kill(-1): the box must answer the next call all the same
+LEFTOVER = "old-memory"  # what one program left in memory must not be there for the next
+_STAIN = "import mmap\nm = mmap.mmap(-1, 48 << 20)\nm[:] = b'stain/72' * (6 << 20)"
+_SEARCH = "import mmap\nm = mmap.mmap(-1, 64 << 20)\nprint(m.find(b'stain/72'), m.read(64 << 20).count(0) >> 20)"
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,18 @@ async def attack(box: Box) -> list[Verdict]:
     Leaves the box fit for the bin only.
     """
     seen = [Verdict(check, not fault, fault) for check, fault in box.inspect().items()]
-    return seen + await _attack_inside(box)
+    return [*seen, await _look_for_leftovers(box), *await _attack_inside(box)]
+
+
+async def _look_for_leftovers(box: Box) -> Verdict:
+    try:
+        for code in (_STAIN, _SEARCH):
+            reply = await box.run(ExecutionCall(id=LEFTOVER, code=code, limits=Limits(wall_s=10, cpu_s=10)))
+            await box.wait_ready()
+    except BoxError as error:
+        return Verdict(LEFTOVER, False, f"the programs did not finish: {error}")
+    found = "" if reply["stdout"] == "-1 64\n" else f"{reply['status']}: {reply['stdout']}{reply['stderr'][-300:]}"
+    return Verdict(LEFTOVER, not found, found)
 
 
 async def _attack_inside(box: Box) -> list[Verdict]:

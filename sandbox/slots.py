@@ -17,6 +17,9 @@ log = logging.getLogger("sandbox.slots")
 
 RECYCLE_CALLS = 500
 RECYCLE_THREADS = 400
+RECYCLE_GROWTH_MB = 256  # a box keeps what its programs freed
+CHECK_EVERY_CALLS = 20
+LARGE_KB = 200_000
 RESTART_BACKOFF_S = (0.2, 1.0, 5.0)
 DROP_AFTER_S = 1.0  # most calls whose caller has gone end by themselves sooner
 DROP_SAVES_S = 2.0  # a new box costs half a second of CPU: not for a call that ends soon anyway
@@ -159,6 +162,9 @@ class Slot:
             return f"tainted: {tainted or 'processes left behind'}"
         if box.calls >= RECYCLE_CALLS:
             return "recycled"
-        if box.calls % 20 == 0 and box.threads() > RECYCLE_THREADS:
+        is_due = box.calls % CHECK_EVERY_CALLS == 0
+        if (is_due or reply["max_rss_kb"] > LARGE_KB) and box.growth_mb() > RECYCLE_GROWTH_MB:
+            return "memory"
+        if is_due and box.threads() > RECYCLE_THREADS:
             return "threads"
         return ""

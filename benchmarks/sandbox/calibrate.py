@@ -15,7 +15,7 @@ TASKS = 400
 
 def calibrate(seed: int) -> str:
     """A table of CPU milliseconds by kind."""
-    import_tier("science")
+    import_tier("sympy")
     spent: dict[Kind, list[float]] = {}
     for task in mixed_load(TASKS, seed):
         if task.kind in (Kind.PYTHON, Kind.NUMPY, Kind.SYMPY):

@@ -78,6 +78,9 @@ class FakeBox:
     def threads(self) -> int:
         return 1
 
+    def growth_mb(self) -> int:
+        return 0
+
     async def close(self) -> None:
         self.dead.set()
         await self._pool.may_close.wait()
