@@ -121,7 +121,8 @@ class Funnel(Frozen):
     held_out: int
     train_path: str = Field("", description="under the run's artifact folder")
     held_out_path: str = ""
-    rejected_path: str = ""
+    rejected_path: str = Field("", description="JSON lines of RejectedRow, filter by filter")
+    version: str = Field("", description="SHA-256 of the accepted problems in any order; '' in old journals")
 
 
 class EvaluationFinished(Frozen):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from contracts.base import Frozen
+from contracts.curation import RULES, Checks, parse_checks
 from contracts.execution import LimitProfile, Limits
 
 
@@ -132,14 +133,37 @@ class Stage(Frozen):
 
 
 class CurateStage(Stage):
-    """Makes the training set and the held-out set from a source, with a funnel of reasons."""
+    """Makes the training set and the held-out set from its sources, with a funnel of reasons."""
 
     kind: Literal["curate"] = "curate"
-    source: str = Field("synthetic", description="'synthetic', or the path of a JSONL file of problem, answer")
-    count: int = Field(2000, ge=1, description="synthetic: problems generated; file: at most that many are read")
+    source: str = Field(
+        "synthetic",
+        description="'synthetic', the path of a JSONL, CSV or Parquet file or of a folder of them, "
+        "or hf:OWNER/NAME[@CONFIG][:SPLIT]",
+    )
+    more_sources: list[str] = Field(default_factory=list, description="further sources, read as one with the first")
+    count: int = Field(2000, ge=1, description="synthetic: problems generated; others: at most that many rows are read")
     held_out: int = Field(64, ge=0, description="problems kept apart for evaluation")
-    max_problem_chars: int = Field(4000, ge=10, description="longer problems are rejected")
+    max_problem_chars: int = Field(4000, ge=10, description="longer problems are rejected by the check 'length'")
     decontaminate: list[str] = Field(default_factory=list, description="benchmarks whose 8-grams may not occur")
+    checks: list[str] = Field(
+        default_factory=lambda: list(RULES),
+        description="what a problem has to pass; 'agreement 2 of 16' and 'difficulty 1 to 7 of 8' sample the policy",
+    )
+    sampling: Sampling = Sampling()
+
+    @model_validator(mode="after")
+    def _checks_are_known(self) -> Self:
+        parse_checks(self.checks)
+        return self
+
+    @property
+    def sources(self) -> list[str]:
+        return [self.source, *self.more_sources]
+
+    @property
+    def parsed_checks(self) -> Checks:
+        return parse_checks(self.checks)
 
 
 class SftStage(Stage):
@@ -232,7 +256,7 @@ class Recipe(Frozen):
         has_problems = has_demonstrations = False
         for stage in self.stages:
             if stage.kind == "curate":
-                has_problems, has_demonstrations = True, stage.source == "synthetic"
+                has_problems, has_demonstrations = True, "synthetic" in stage.sources
             if stage.kind in ("sft", "rl") and not has_problems:
                 raise ValueError(f"stage {stage.name!r} needs a curate stage before it: it has no problems")
             if stage.kind == "sft" and not has_demonstrations:

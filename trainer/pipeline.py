@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.optim import AdamW
@@ -18,7 +18,7 @@ from transformers import Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from contracts.events import CheckpointWritten, LogLevel, Outcome, RunEnded, RunStarted, StageFinished, StageStarted
-from contracts.recipe import AnyStage, CurateStage, Recipe, RlStage, SftStage, upgrade
+from contracts.recipe import AnyStage, CurateStage, EvaluateStage, Recipe, RlStage, SftStage, upgrade
 from trainer.analysis.tokens import MarkSettings, TokenAnalysis, analyze
 from trainer.curate import run_curate
 from trainer.evaluate import run_evaluate
@@ -246,7 +246,7 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
     source = places.resolve(recipe.model)
     model = load_model(source)
     longest = max(
-        (s.sampling.max_response_tokens for s in recipe.stages if not isinstance(s, (CurateStage, SftStage))),
+        (s.sampling.max_response_tokens for s in recipe.stages if _samples(s)),
         default=1024,
     )
     engine = TorchEngine(model, max_batch=MAX_BATCH, max_context=longest + MAX_PROMPT_TOKENS)
@@ -271,6 +271,10 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
         )
     )
     return context
+
+
+def _samples(stage: AnyStage) -> TypeGuard[CurateStage | RlStage | EvaluateStage]:
+    return not isinstance(stage, SftStage) and (stage.kind != "curate" or stage.parsed_checks.screening is not None)
 
 
 def _run_stages(context: RunContext) -> None:

@@ -10,7 +10,7 @@ Lone surrogates and NUL become U+FFFD: neither UTF-8 nor Postgres text can hold 
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,18 @@ def read_row(path: Path, row: int) -> TrajectoryRow:
     if not values:
         raise IndexError(f"{path} has no row {row}")
     return TrajectoryRow.model_validate(values[0] | {name: json.loads(values[0][name]) for name in _JSON_COLUMNS})
+
+
+def iterate_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """(values, fault) of each row of any Parquet file; a row that cannot be read has a fault and no values.
+    ValueError where the file is no Parquet."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=1024):
+            for i in range(batch.num_rows):
+                try:
+                    yield batch.slice(i, 1).to_pylist()[0], ""
+                except ValueError as error:  # text that is not UTF-8, a time out of range
+                    yield {}, str(error)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -11,13 +11,13 @@ _LATEX_COMMA = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!] ?)(?=\d{3}(?!\d))")
 
 def verify_integer(answer: str, reference: str) -> bool | None:
     """Exact at any length; None when the reference is no integer, or the answer may be one in other dress."""
-    wanted, given = _integer(reference), _integer(answer)
+    wanted, given = parse_integer(reference), parse_integer(answer)
     if wanted is None or given is None:
         return None
     return wanted == given
 
 
-def _integer(text: str) -> str | None:
+def parse_integer(text: str) -> str | None:
     """Canonical digits of an integer literal: signs, leading zeros, grouping and `.0` removed."""
     text = narrow(text).strip().strip("$").strip().replace("\u2212", "-")
     text = _LATEX_COMMA.sub(",", text)

@@ -1,4 +1,5 @@
-"""Changes to data sets: stored on upload, registered as a benchmark, archived; funnels as the journal brings them."""
+"""Changes to data sets: stored on upload or kept of a curation, registered as a benchmark, archived; and funnels as
+the journal brings them."""
 
 import uuid
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from django.utils import timezone
 
 from contracts.events import Funnel as FunnelEvent
 from webapp.accounts.models import Project
-from webapp.datasets import store
+from webapp.datasets import curated, store
 from webapp.datasets.models import Dataset, Funnel, Use
 from webapp.datasets.reading import guess_is_csv
 from webapp.runs.models import Run
@@ -56,6 +57,38 @@ def upload_dataset(project: Project, upload: UploadedFile, *, name: str, by: Abs
                 created_by=by,
             )
     except IntegrityError:  # the same file was uploaded twice at once
+        store.remove(dataset_id)
+        return Uploaded(same.get(), is_new=False)
+    return Uploaded(dataset, is_new=True)
+
+
+def keep_curated(funnel: Funnel, *, name: str, by: AbstractBaseUser) -> Uploaded:
+    """A curation's accepted problems, training and held-out ones, as a data set of the run's project; one version
+    gives one data set. Raises ShardError where its files are not there."""
+    project = funnel.run.project
+    same = Dataset.objects.filter(project=project, content_hash=funnel.version, archived_at__isnull=True)
+    if existing := same.first():
+        return Uploaded(existing, is_new=False)
+    dataset_id = uuid.uuid4()
+    kept = curated.copy(funnel, dataset_id)
+    try:
+        with transaction.atomic():
+            dataset = Dataset.objects.create(
+                id=dataset_id,
+                project=project,
+                name=clean_text(name)[:80] or "curated",
+                file_name="",
+                is_csv=False,
+                content_hash=funnel.version,
+                size_bytes=kept.size_bytes,
+                accepted=kept.accepted,
+                rejected=sum(funnel.refused.values()),
+                rejected_by_reason=funnel.refused,
+                extra_columns=kept.extra_columns,
+                run=funnel.run,
+                created_by=by,
+            )
+    except IntegrityError:  # kept twice at once
         store.remove(dataset_id)
         return Uploaded(same.get(), is_new=False)
     return Uploaded(dataset, is_new=True)

@@ -33,9 +33,20 @@ def funnels_for_run(run: Run) -> list[Funnel]:
     return list(Funnel.objects.filter(run=run).order_by("stage"))
 
 
+def get_funnel(run: Run, stage: int) -> Funnel:
+    found = Funnel.objects.filter(run=run, stage=stage).first()
+    if found is None:
+        raise Http404("this stage has reported no funnel")
+    return found
+
+
 def get_dataset(user: AnyUser, pk: UUID, role: Role = Role.VIEWER) -> Dataset:
     """The data set, archived or not, with its project; Http404 for strangers."""
-    found = Dataset.objects.filter(pk=pk, project__in=projects_of(user)).select_related("project", "created_by").first()
+    found = (
+        Dataset.objects.filter(pk=pk, project__in=projects_of(user))
+        .select_related("project", "created_by", "run")
+        .first()
+    )
     if found is None:
         raise Http404("no such data set")
     require_role(user, found.project, role)

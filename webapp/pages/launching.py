@@ -8,6 +8,7 @@ from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.http import Http404, HttpRequest
 
+from contracts.curation import RULES
 from contracts.execution import LimitProfile
 from contracts.recipe import Recipe, upgrade
 from webapp.accounts.access import AnyUser
@@ -20,6 +21,10 @@ from webapp.runs.models import Checkpoint, Run
 RUN_PATH = re.compile(r"^artifacts:runs/(?P<run>[0-9a-f-]{36})/")
 MODELS = [("models/tiny-base", "models/tiny-base (ships with Astrolabe)")]
 MAX_CHECKPOINTS = 30
+SAMPLED_CHECKS = [  # the paper's; other counts are possible in the YAML
+    ("agreement 2 of 16", "agreement: at least 2 of 16 samples match"),
+    ("difficulty 1 to 15 of 16", "difficulty: 1 to 15 of 16 samples match"),
+]
 LAUNCHED_KEY = "launched"
 MAX_LAUNCHED = 20
 
@@ -48,11 +53,14 @@ def choices(project: Project, tree: dict[str, Any]) -> dict[str, list[tuple[str,
     checkpoints = checkpoint_choices(project)
     written = tree.get("stages")
     stages = written if isinstance(written, list) else []
+    benchmarks = benchmark_choices(project)
     own = [str(s.get("name")) for s in stages if isinstance(s, dict) and s.get("kind") in ("sft", "rl")]
     return {
         "source": [("synthetic", "generated word problems"), *dataset_choices(project)],
-        "benchmark": [("held_out", "held-out problems of this run"), *benchmark_choices(project)],
+        "benchmark": [("held_out", "held-out problems of this run"), *benchmarks],
         "model": [*MODELS, *checkpoints],
+        **({"decontaminate": benchmarks} if benchmarks else {}),  # paths are typed where there are none to tick
+        "checks": [(rule, rule) for rule in RULES] + SAMPLED_CHECKS,
         "profile": profile_choices(),
         "checkpoints": [
             ("latest", "latest of this run"),

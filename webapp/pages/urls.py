@@ -1,6 +1,6 @@
 from django.urls import path
 
-from webapp.pages import views, views_launch, views_run
+from webapp.pages import views, views_curation, views_launch, views_run
 
 app_name = "pages"
 
@@ -14,6 +14,13 @@ urlpatterns = [
     path("runs/<uuid:run_id>/data/", views_run.data, name="run_data"),
     path("runs/<uuid:run_id>/head/", views_run.head, name="run_head"),
     path("runs/<uuid:run_id>/now/", views_run.now, name="run_now"),
+    path("runs/<uuid:run_id>/curation/", views_curation.curation, name="run_curation"),
+    path("runs/<uuid:run_id>/curation/<int:stage>/keep/", views_curation.keep, name="run_curation_keep"),
+    path(
+        "runs/<uuid:run_id>/curation/<int:stage>/<str:which>.jsonl",
+        views_curation.download,
+        name="run_curation_file",
+    ),
     path("runs/<uuid:run_id>/steps/", views_run.steps, name="run_steps"),
     path("runs/<uuid:run_id>/tokens/", views_run.tokens, name="run_tokens"),
     path("runs/<uuid:run_id>/logs/", views_run.logs, name="run_logs"),

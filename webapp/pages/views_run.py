@@ -22,6 +22,7 @@ from webapp.runs.models import RESUMABLE_STATES, STOPPABLE_STATES, Run, RunState
 
 TABS = (
     ("overview", "Overview", "pages:run"),
+    ("curation", "Curation", "pages:run_curation"),
     ("steps", "Steps", "pages:run_steps"),
     ("tokens", "Tokens", "pages:run_tokens"),
     ("logs", "Logs", "pages:run_logs"),
@@ -31,15 +32,18 @@ TABS = (
 )
 
 
-def _context(request: HttpRequest, run: Run, tab: str) -> dict[str, Any]:
+def run_context(request: HttpRequest, run: Run, tab: str) -> dict[str, Any]:
+    """What every page of a run shows. Only a run that curates has the tab for it."""
     may_change = has_role(request.user, run.project, Role.OPERATOR)
     state = run.run_state
+    is_curating = "curate" in _stage_kinds(run)
+    tabs = [tab for tab in TABS if tab[0] != "curation" or is_curating]
     return {
         "run": run,
         "project": run.project,
         "place": "runs",
         "tab": tab,
-        "tabs": [(key, label, reverse(name, args=[run.pk])) for key, label, name in TABS],
+        "tabs": [(key, label, reverse(name, args=[run.pk])) for key, label, name in tabs],
         "may_change": may_change,
         "can_stop": may_change and state in STOPPABLE_STATES,
         "can_resume": may_change and state in RESUMABLE_STATES,
@@ -48,7 +52,7 @@ def _context(request: HttpRequest, run: Run, tab: str) -> dict[str, Any]:
 
 
 def _render(request: HttpRequest, template: str, run: Run, tab: str, **more: Any) -> HttpResponse:
-    return render(request, template, {**_context(request, run, tab), **more})
+    return render(request, template, {**run_context(request, run, tab), **more})
 
 
 def _stage_kinds(run: Run) -> set[str]:
@@ -104,7 +108,7 @@ def data(request: HttpRequest, run_id: UUID) -> JsonResponse:
 def head(request: HttpRequest, run_id: UUID) -> HttpResponse:
     """State, attempt, heartbeat and verbs, as they are now."""
     run = get_run(request.user, run_id)
-    return render(request, "pages/_run_head.html", _context(request, run, ""))
+    return render(request, "pages/_run_head.html", run_context(request, run, ""))
 
 
 @login_required
@@ -112,7 +116,7 @@ def head(request: HttpRequest, run_id: UUID) -> HttpResponse:
 def now(request: HttpRequest, run_id: UUID) -> HttpResponse:
     """Stage strip, tiles and evaluations, as they are now."""
     run = get_run(request.user, run_id)
-    return render(request, "pages/_run_now.html", {**_context(request, run, ""), **_now(run)})
+    return render(request, "pages/_run_now.html", {**run_context(request, run, ""), **_now(run)})
 
 
 @login_required
