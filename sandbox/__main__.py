@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     node = commands.add_parser("serve", help="serve POST /v1/run until Ctrl-C")
     node.add_argument("--host", default="127.0.0.1")
     node.add_argument("--port", type=int, default=8088)
-    node.add_argument("--boxes", type=int, default=0, help="warm boxes; default: cores + 1")
+    node.add_argument("--boxes", type=int, default=0, help="warm boxes; default: two a core")
     once = commands.add_parser("run", help="run one file in a box of its own")
     once.add_argument("file", type=Path)
     once.add_argument("--wall-s", type=float, default=5.0)

@@ -254,8 +254,8 @@ class Pool:
         )
 
     def wants_spare(self, tier: Tier) -> bool:
-        """True when a box of the tier may idle after its call: forking ahead costs CPU and saves only waiting."""
-        return not self.queue.waiting(tier)
+        """True when a box of the tier may idle after its call, and a core too: a spare costs CPU and saves waiting."""
+        return not self.queue.waiting(tier) and sum(slot.is_busy for slot in self.slots) <= self.cores
 
     def give_back(self, job: Job, reason: str) -> None:
         """A box died under this job, if it is not answered: retry once elsewhere, then admit it."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sandbox.tiers import Tier
 
 TYPICAL_BOX_MB = {Tier.LIGHT: 50, Tier.NUMPY: 60, Tier.SYMPY: 120, Tier.FULL: 250}  # of an idle box
+WORK_SHARE = {Tier.LIGHT: 2, Tier.NUMPY: 1, Tier.SYMPY: 2, Tier.FULL: 1}  # of box time, on the mix of the benchmark
 MEMORY_SHARE = 0.5  # of what is available; the rest is for what programs allocate
 WAITED_S = 2.0  # calls of a tier have been waiting so long before anything is done
 IDLE_S = 3.0  # a box has been idle so long before it is turned over
@@ -60,17 +61,17 @@ def _can_give(load: TierLoad, idle_s: float) -> bool:
 
 
 def count_boxes(tiers: Sequence[Tier], *, total: int) -> dict[Tier, int]:
-    """Boxes per tier: an even share, rounded down but at least one, for each richer tier; the rest for the cheapest.
+    """Boxes per tier: one each, the others by WORK_SHARE (highest averages, the cheaper tier on a tie).
 
     With fewer boxes than tiers the richest has one first, because it runs everything, then the cheapest.
     """
-    richer = list(tiers[1:])
-    if total <= len(richer):
+    if total < len(tiers):
         chosen = {tiers[-1], *tiers[: total - 1]}
         return {tier: 1 for tier in tiers if tier in chosen}
-    each = max(1, total // (len(tiers) + 1)) if richer else 0
-    counts = {tiers[0]: total - each * len(richer), **dict.fromkeys(richer, each)}
-    return {tier: count for tier, count in counts.items() if count}
+    counts = dict.fromkeys(tiers, 1)
+    for _ in range(total - len(tiers)):
+        counts[max(tiers, key=lambda tier: WORK_SHARE[tier] / (counts[tier] + 1))] += 1
+    return counts
 
 
 def fit_total(tiers: Sequence[Tier], *, wanted: int, memory_mb: float) -> int:

@@ -40,8 +40,8 @@ class NodeSettings:
         return f"{os.uname().nodename}:{self.port}"
 
     def box_counts(self) -> dict[Tier, int]:
-        """Boxes per tier at start: one more than the cores, because some calls sleep, as far as memory goes."""
-        wanted = max(count_cores() + 1, len(self.tiers))
+        """Boxes per tier at start, as far as memory goes: two a core, for calls that sleep and tiers in demand."""
+        wanted = max(2 * count_cores() + 1, len(self.tiers))
         total = self.boxes or fit_total(self.tiers, wanted=wanted, memory_mb=available_mb())
         return count_boxes(self.tiers, total=total)
 
