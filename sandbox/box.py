@@ -40,6 +40,7 @@ class Box:
         self._launcher = launcher
         self._launched = launched
         self._helpers: list[int] = []
+        self.cpu = launched.cpu
         self._oom_kills = 0
         self._start_mb = 0
         self.calls = 0
@@ -140,6 +141,12 @@ class Box:
     def threads(self) -> int:
         """Host threads it holds."""
         return self._launcher.load(self._launched)
+
+    def move(self, cpu: int) -> bool:
+        """Go to a core; False when it cannot or need not."""
+        is_moved = self._launcher.move(self._launched, cpu)
+        self.cpu = cpu if is_moved else self.cpu
+        return is_moved
 
     def growth_mb(self) -> int:
         """Memory it holds on the host beyond what it held at its start."""

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import operator
 import os
@@ -141,6 +142,8 @@ class GvisorLauncher:
         self.isolation = f"gvisor/{platform} {runsc.version}"
         self.platform = platform
         self._runsc = runsc
+        self._is_pinned = platform == "ptrace"  # systrap spins on another core meanwhile
+        self._cpus = itertools.cycle(sorted(os.sched_getaffinity(0)))
         self._state_dir = state_dir
         self._root = state_dir / "runsc"
         self._logs = state_dir / "logs"
@@ -181,10 +184,14 @@ class GvisorLauncher:
         log_path = self._logs / f"{box_id}.log"
         env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
         before_exec = [freed_memory.keep]
+        cpu = None
         if self._groups:
             before_exec.append(functools.partial(join, self._groups.add(box_id)))
+        elif self._is_pinned:
+            cpu = next(self._cpus)  # for good: its threads are not known
+            before_exec.append(functools.partial(os.sched_setaffinity, 0, {cpu}))
         process = await spawn(argv, log_path=log_path, env=env, before_exec=before_exec)
-        return Launched(box_id, tier, process, is_restored, log_path)
+        return Launched(box_id, tier, process, is_restored, log_path, cpu)
 
     async def kill(self, launched: Launched) -> None:
         """SIGKILL to the sentry: quick and sure; the runsc in front of it then ends and tidies up by itself."""
@@ -235,6 +242,13 @@ class GvisorLauncher:
         """Threads of the sentry."""
         pid = self._sentry_pid(launched.box_id)
         return threads_of(pid) if pid is not None else 0
+
+    def move(self, launched: Launched, cpu: int) -> bool:
+        """Pin the threads of the box."""
+        if not self._is_pinned or not self._groups:
+            return False
+        self._groups.pin(launched.box_id, cpu)
+        return True
 
     def memory_mb(self, launched: Launched) -> int:
         """What its memory group is charged, else what the sentry maps, which follows a moment later."""

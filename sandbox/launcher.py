@@ -32,6 +32,7 @@ class Launched:
     process: asyncio.subprocess.Process
     is_restored: bool
     log_path: Path
+    cpu: int | None = None  # the core it is pinned to from its start
 
 
 class Launcher(Protocol):
@@ -54,6 +55,10 @@ class Launcher(Protocol):
 
     def load(self, launched: Launched) -> int:
         """Host threads the box holds: grows when programs fork a lot, and never shrinks."""
+        ...
+
+    def move(self, launched: Launched, cpu: int) -> bool:
+        """Pin the box to a core; False where that is not possible or of no use."""
         ...
 
     def memory_mb(self, launched: Launched) -> int:

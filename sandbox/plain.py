@@ -64,6 +64,10 @@ class PlainLauncher:
         """Threads of the fork-server."""
         return threads_of(launched.process.pid)
 
+    def move(self, launched: Launched, cpu: int) -> bool:
+        """Of no use here."""
+        return False
+
     def memory_mb(self, launched: Launched) -> int:
         """Of the fork-server."""
         return memory_mb_of(launched.process.pid)

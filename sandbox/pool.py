@@ -13,6 +13,7 @@ from typing import Any
 
 from contracts.execution import MAX_CODE_BYTES, Execution, ExecutionCall, ExecutionStatus
 from sandbox.box import Box, BoxError
+from sandbox.cores import Cores
 from sandbox.jobs import Answers, Job, JobQueue
 from sandbox.launcher import Launcher
 from sandbox.machine import count_cores, cpu_ticks, idle_share
@@ -49,6 +50,7 @@ class Pool:
         self.launcher = launcher
         self.node = node
         self.cores = count_cores()
+        self.where = Cores()
         self.tiers = [tier for tier in Tier if boxes.get(tier)]
         self.queue = JobQueue(max_calls=max_queued, max_bytes=max_queued_bytes, tiers=self.tiers)
         self.tally = Tally(self.tiers)

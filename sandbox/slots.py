@@ -141,10 +141,11 @@ class Slot:
         self._started = time.monotonic()
         queue_s = job.queued_s + self._started - job.queued_at
         try:
-            reply = await box.run(job.call, spare=self._pool.wants_spare(self.tier))
-            self._pool.answer(job, reply, box=box, queue_s=queue_s)
-            self.job = None
-            tainted = await box.wait_ready()
+            with self._pool.where.at_work(box):
+                reply = await box.run(job.call, spare=self._pool.wants_spare(self.tier))
+                self._pool.answer(job, reply, box=box, queue_s=queue_s)
+                self.job = None
+                tainted = await box.wait_ready()
         except BoxOutOfMemoryError:
             self._pool.blame(job, box=box, spent_s=time.monotonic() - self._started, queue_s=queue_s)
             self.job = None

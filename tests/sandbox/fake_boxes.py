@@ -32,6 +32,7 @@ class FakeBox:
         self.id = f"box-{next(_numbers)}"
         self.tier = tier
         self.calls = 0
+        self.cpu: int | None = None
         self.dead = asyncio.Event()
         self._pool = pool
         self._released = asyncio.Event()
@@ -80,6 +81,9 @@ class FakeBox:
 
     def growth_mb(self) -> int:
         return 0
+
+    def move(self, cpu: int) -> bool:
+        return False
 
     async def close(self) -> None:
         self.dead.set()
