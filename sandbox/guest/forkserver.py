@@ -65,6 +65,9 @@ class ForkServer:
         signal.set_wakeup_fd(self._wake_write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        program.prepare()
+        self._stamps: dict[str, tuple[int, ...]] = {}
+        self._wipe()
         self._shared = SharedMemory()
         self._base_vm = 0
         self._idle_memory = 0
@@ -137,7 +140,6 @@ class ForkServer:
     def _be_child(self, request_fd: int, out_fd: int, err_fd: int, *, is_spare: bool) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGUSR1, program.raise_time_limit)
             if is_spare:
                 poll = select.poll()
                 poll.register(request_fd, select.POLLIN)
@@ -256,14 +258,18 @@ class ForkServer:
             time.sleep(0.001)
 
     def _wipe(self) -> str:
-        """Empty every place a program can write to; the reason to replace the box, or ""."""
-        left: list[str] = []
-        for top in WIPED if self._is_box else (self._work_dir,):
-            for name in _names(top):
-                path = os.path.join(top, name)
-                _remove(path)
-                if os.path.lexists(path):
-                    left.append(path)
+        """Empty every place a program can write to; the reason to replace the box, or "".
+
+        A directory that is as it was when it was last emptied is not looked into: any entry that comes, goes or
+        changes its name moves the time of change, which no program can set.
+        """
+        tops = (*WIPED, self._work_dir) if self._is_box else (self._work_dir,)
+        changed = [top for top in tops if not self._is_box or self._stamps.get(top) != _stamp(top)]
+        left = [path for top in changed for path in _empty_folder(top, but=self._work_dir)]
+        if changed:
+            os.makedirs(self._work_dir, exist_ok=True)  # root's, in a box: a program can neither remove nor mark it
+            os.chmod(self._work_dir, 0o777 if self._is_box else 0o700)
+            self._stamps = {top: _stamp(top) for top in tops}
         return f"files left behind: {left[:3]}" if left else ""
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -359,6 +365,23 @@ def _own_children() -> list[int]:
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]
     return []
+
+
+def _stamp(folder: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return ()
+    return status.st_ino, status.st_ctime_ns, status.st_mode
+
+
+def _empty_folder(top: str, *, but: str) -> list[str]:
+    """Remove what is in a folder; the paths that would not go."""
+    paths = [os.path.join(top, name) for name in _names(top)]
+    for path in paths:
+        if path != but:
+            _remove(path)
+    return [path for path in paths if path != but and os.path.lexists(path)]
 
 
 def _names(top: str) -> list[str]:

@@ -15,6 +15,7 @@ import io
 import linecache
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -32,6 +33,8 @@ DIED_OF_MEMORY = signal.SIGRTMIN + 7
 DIED_OF_CPU = signal.SIGRTMIN + 8
 WHERE_SIGNAL = signal.SIGUSR2  # print where you hang, from C: for a program that the soft signal does not reach
 MIB = 1 << 20
+# A program is read from memory. Few need it as a file: to start anew, to look at itself, for tracebacks that C prints.
+_WANTS_FILE = re.compile(r"__file__|__del__|main|thread|multiprocessing|concurrent|inspect|runpy|argv")
 # Named, not searched for: to look at every name in sys.modules dirties a page for each, and to free a module more.
 _OUR_MODULES = (
     "sandbox",
@@ -233,6 +236,26 @@ def _raise_cpu_limit(_signum: int, frame: types.FrameType | None) -> None:
     raise CpuLimitExceeded("the program ran out of CPU time")
 
 
+def prepare() -> None:
+    """What every child would do alike is done once, before the first fork: a system call of a box is dear."""
+    for number, handler in (
+        (signal.SIGUSR1, raise_time_limit),
+        (signal.SIGPROF, _raise_cpu_limit),
+        (signal.SIGXCPU, _raise_cpu_limit),
+        (signal.SIGXFSZ, signal.SIG_IGN),  # as CPython does: a write past the limit is an OSError
+        (signal.SIGTERM, signal.SIG_DFL),
+    ):
+        signal.signal(number, handler)
+    faulthandler.register(WHERE_SIGNAL, file=2, all_threads=False)
+    os.umask(0o022)
+    _set_limit(resource.RLIMIT_CORE, 0, 0)
+    sys.stdin = sys.__stdin__ = _open_stdin()  # type: ignore[misc]
+
+
+def _open_stdin() -> io.TextIOWrapper:
+    return io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="replace")  # noqa: SIM115
+
+
 def run(
     request: dict[str, Any], *, out_fd: int, err_fd: int, shared: SharedMemory, work_dir: str, base_vm: int
 ) -> NoReturn:
@@ -240,8 +263,9 @@ def run(
     _wire(request, out_fd, err_fd, shared)
     _confine(request["limits"], work_dir, base_vm)
     code = str(request["code"]).removeprefix("\ufeff")
-    with contextlib.suppress(OSError, ValueError), open(FILE_NAME, "w", encoding="utf-8", newline="") as file:
-        file.write(code)  # tracebacks of threads and inspect.getsource read it
+    if _WANTS_FILE.search(code):
+        with contextlib.suppress(OSError, ValueError), open(FILE_NAME, "w", encoding="utf-8", newline="") as file:
+            file.write(code)
     _limit_files(request["limits"])
     _fresh_interpreter(request.get("seed"))
     try:
@@ -253,44 +277,40 @@ def run(
 
 def _wire(request: dict[str, Any], out_fd: int, err_fd: int, shared: SharedMemory) -> None:
     stdin = str(request.get("stdin", "")).encode("utf-8", "surrogateescape")
-    in_fd = os.open(os.devnull, os.O_RDONLY)
-    if stdin:
-        os.close(in_fd)
+    if stdin:  # else fd 0 is /dev/null already, and sys.stdin open on it
         in_fd = os.memfd_create("stdin")
         view = memoryview(stdin)
         while view:
             view = view[os.write(in_fd, view) :]
         os.lseek(in_fd, 0, os.SEEK_SET)
-    for source, target in ((in_fd, 0), (out_fd, 1), (err_fd, 2)):
-        os.dup2(source, target)
-        if source > 2:
-            os.close(source)
+        _move(in_fd, 0)
+        sys.stdin = sys.__stdin__ = _open_stdin()  # type: ignore[misc]
+    _move(out_fd, 1)
+    _move(err_fd, 2)
     # As in any interpreter the second name keeps the stream open when a program wraps or replaces the first.
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="replace")  # type: ignore[misc]  # noqa: SIM115, E501
     sys.stdout = sys.__stdout__ = shared.open_text(1, 0)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = shared.open_text(2, 1)  # type: ignore[misc]
+
+
+def _move(source: int, target: int) -> None:
+    os.dup2(source, target)
+    os.close(source)
 
 
 def _confine(limits: dict[str, Any], work_dir: str, base_vm: int) -> None:
     """Session, uid, directory, limits: in this order, because the later steps need what the earlier give up."""
     os.setsid()
-    for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD):
+    for number in (signal.SIGPIPE, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.register(WHERE_SIGNAL, file=2, all_threads=False)
     if os.getpid() != 1 and os.getppid() == 1 and os.getuid() == 0:
         os.setgroups([])
         os.setresgid(UID, UID, UID)
         os.setresuid(UID, UID, UID)
-    os.umask(0o022)
-    os.makedirs(work_dir, mode=0o700, exist_ok=True)
     os.chdir(work_dir)
     memory = base_vm + int(limits["memory_mb"]) * MIB
     cpu = max(1, -int(-float(limits["cpu_s"]) // 1))  # RLIMIT_CPU counts whole seconds: the timer is exact
-    for number in (signal.SIGPROF, signal.SIGXCPU):
-        signal.signal(number, _raise_cpu_limit)
     signal.setitimer(signal.ITIMER_PROF, float(limits["cpu_s"]))
-    _set_limit(resource.RLIMIT_CORE, 0, 0)
     _set_limit(resource.RLIMIT_AS, memory, memory + MEMORY_SLACK)
     _set_limit(resource.RLIMIT_CPU, cpu, cpu + 1)
     _set_limit(resource.RLIMIT_NPROC, int(limits["processes"]), int(limits["processes"]))
@@ -298,7 +318,6 @@ def _confine(limits: dict[str, Any], work_dir: str, base_vm: int) -> None:
 
 def _limit_files(limits: dict[str, Any]) -> None:
     size = int(limits["file_mb"]) * MIB
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as CPython does: a write past the limit is an OSError
     _set_limit(resource.RLIMIT_FSIZE, size, size)
     _set_limit(resource.RLIMIT_NOFILE, int(limits["open_files"]), int(limits["open_files"]))
 

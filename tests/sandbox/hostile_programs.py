@@ -285,10 +285,10 @@ for i, target in enumerate(['/etc/shadow', '/', '/dev/shm', '/proc/1/root', '..'
 os.symlink('/tmp/loop', '/tmp/loop')
 for i in range(4): print(os.path.islink(f'/tmp/l{i}'))
 """, stdout="True\n" * 4),
-    Hostile("work-is-a-link", "the next call's folder", "import os, shutil\nos.chdir('/')\nshutil.rmtree('/tmp/work')\nos.symlink('/dev/shm', '/tmp/work')"),
-    Hostile("work-is-a-file", "the next call's folder", "import os, shutil\nos.chdir('/')\nshutil.rmtree('/tmp/work')\nopen('/tmp/work', 'w').close()"),
+    fails("work-is-a-link", "the next call's folder", "import os, shutil\nos.chdir('/')\nshutil.rmtree('/tmp/work')\nos.symlink('/dev/shm', '/tmp/work')", "PermissionError: .*'/tmp/work'"),
+    fails("work-is-a-file", "the next call's folder", "import os, shutil\nos.chdir('/')\nshutil.rmtree('/tmp/work')\nopen('/tmp/work', 'w').close()", "PermissionError: .*'/tmp/work'"),
     Hostile("fifo-and-socket", "what blocks a reader", "import os, socket\nos.mkfifo('/tmp/fifo')\ns = socket.socket(socket.AF_UNIX)\ns.bind('/tmp/sock')\nos.mkfifo('/dev/shm/fifo')"),
-    Hostile("rm-rf", "snekbox", "import shutil\nshutil.rmtree('/', ignore_errors=True)\nimport os\nprint(os.path.exists('/usr/local/bin/python3'), os.listdir('/tmp'))", stdout="True []\n", limits={"wall_s": 20, "cpu_s": 20}),
+    Hostile("rm-rf", "snekbox", "import shutil\nshutil.rmtree('/', ignore_errors=True)\nimport os\nprint(os.path.exists('/usr/local/bin/python3'), os.listdir('/tmp'))", stdout="True ['work']\n", limits={"wall_s": 20, "cpu_s": 20}),
     Hostile("upwards", "../ escapes", "import os\nprint(sorted(os.listdir('../' * 40)) == sorted(os.listdir('/')), os.path.exists('../' * 40 + 'root/.ssh'))", stdout="True False\n"),
     fails("open-files", "facts §5", "keep = [open('/dev/null') for _ in range(100)]", r"OSError: \[Errno 24\]", limits={"open_files": 16}),
     Hostile("nowhere-else-to-write", "the root is read-only", """
