@@ -284,7 +284,7 @@ x = symbols('x')
 p = expand({_product_text(roots)})
 roots = sorted(solve(p, x))
 print("roots:", roots)
-for k in range({first}, {first} + 11):
+for k in range({first}, {first} + 9):
     q = expand(p * (x**2 + x + k) * (x**3 - 2 * k) * (k * x**2 + 1))
     assert expand(factor(q) - q) == 0
 print("all the same")
@@ -306,9 +306,6 @@ F = integrate(f, x)
 print("check:", simplify(diff(F, x) - f) == 0)
 G = integrate(({b}*x + {c}) * sin({a}*x), x)
 print("check:", simplify(diff(G, x) - ({b}*x + {c}) * sin({a}*x)) == 0)
-for k in range(2, 6):
-    H = integrate((k*x + {b}) * exp({c}*x), x)
-    assert simplify(diff(H, x) - (k*x + {b}) * exp({c}*x)) == 0
 print("area:", integrate({a}*x**2 + {b}*x + Rational({c}, 3), (x, 0, {top})))
 """
     area = Fraction(a * top**3, 3) + Fraction(b * top**2, 2) + Fraction(c, 3) * top
@@ -328,9 +325,6 @@ answer = solve([{equations}], [x, y, z])
 print(answer[x], answer[y], answer[z])
 print(simplify(sin(t)**4 + 2*sin(t)**2*cos(t)**2 + cos(t)**4 + {abs(x)}))
 print(simplify((sin(t) + cos(t))**2 - sin(2*t) + {abs(y)}))
-for k in range(1, 4):
-    again = solve([Eq(k*x + y, k*answer[x] + answer[y]), Eq(x - y, answer[x] - answer[y])], [x, y])
-    assert simplify(again[x] - answer[x] + sin(k*t)**2 + cos(k*t)**2 - 1) == 0
 """
     return code, f"{x} {y} {z}\n{1 + abs(x)}\n{1 + abs(y)}\n"
 
@@ -343,9 +337,6 @@ k, n = symbols('k n', integer=True, positive=True)
 formula = expand(summation(k**{p} + {n}*k, (k, 1, n)))
 print(formula.subs(n, {n}))
 print(expand(formula.subs(n, n + 1) - formula - (n + 1)**{p} - {n}*(n + 1)))
-for q in range(2, 5):
-    g = expand(summation(k**q + q*k, (k, 1, n)))
-    assert expand(g.subs(n, n + 1) - g - (n + 1)**q - q*(n + 1)) == 0
 """
     return code, f"{sum(k**p + n * k for k in range(1, n + 1))}\n0\n"
 
@@ -357,7 +348,7 @@ def eigenvalues(rng: random.Random) -> tuple[str, str]:
 
 x = symbols('x')
 M = Matrix([[{d[0]}, {u}, {v}], [0, {d[1]}, {w}], [0, 0, {d[2]}]])
-for k in range(1, 80):
+for k in range(1, 34):
     P = Matrix([[1, 2, 0], [0, 1, 3], [k, 0, 1]])
     A = P * M * P.inv()
     assert set(A.eigenvals()) == {set(d)}
