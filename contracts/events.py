@@ -14,7 +14,7 @@ from pydantic import Field
 
 from contracts.base import Frozen
 from contracts.scoring import Estimate
-from contracts.trajectory import TokenClass, TokenMark, TrajectoryIndex
+from contracts.trajectory import EntropyKind, TokenClass, TokenMark, TrajectoryIndex
 
 Number = float | Literal["NaN", "Infinity", "-Infinity"]
 
@@ -88,18 +88,53 @@ class TokenCount(Frozen):
     mean_entropy: float
 
 
+class TokenWindow(StrEnum):
+    """Policy tokens right before a tool call, or right after its response, by how the call ended."""
+
+    BEFORE_OK = "before_ok"
+    AFTER_OK = "after_ok"
+    BEFORE_ERROR = "before_error"
+    AFTER_ERROR = "after_error"
+
+    @property
+    def is_after(self) -> bool:
+        return self in (TokenWindow.AFTER_OK, TokenWindow.AFTER_ERROR)
+
+
+class WindowReport(Frozen):
+    """All windows of one kind in a step; `top` are the marked tokens in them."""
+
+    responses: int = Field(description="tool responses that have such a window")
+    tokens: int
+    mean_entropy: float
+    forking_tokens: int
+    reflection_tokens: int
+    top: list[TokenCount]
+    top_by_entropy: list[TokenCount]
+
+
 class TokenReport(Frozen):
-    """Token analysis of one RL step. `reflection_window` and `forking_share` are the recipe's."""
+    """Token analysis of one RL step. `reflection_window` and `forking_share` are the recipe's; entropies are nats.
+
+    `top_*` are ranked by count, `top_*_by_entropy` by mean entropy.
+    """
 
     kind: Literal["token_report"] = "token_report"
     stage: int
     step: int
     forking_share: float
     reflection_window: int
+    entropy_kind: EntropyKind = EntropyKind.FULL
+    policy_tokens: int = 0
+    forking_tokens: int = 0
+    reflection_tokens: int = 0
     mean_entropy_by_class: dict[TokenClass, float]
     tokens_by_class: dict[TokenClass, int]
     top_forking: list[TokenCount]
     top_reflection: list[TokenCount]
+    top_forking_by_entropy: list[TokenCount] = Field(default_factory=list)
+    top_reflection_by_entropy: list[TokenCount] = Field(default_factory=list)
+    windows: dict[TokenWindow, WindowReport] = Field(default_factory=dict)
 
 
 class FunnelRow(Frozen):
@@ -269,6 +304,7 @@ class LiveChunk(Frozen):
     prompt_id: str
     sample: int
     position: int = Field(description="index of the first token in the response; 0 starts a new strip")
+    entropy_kind: EntropyKind = EntropyKind.FULL
     tokens: list[LiveToken] = Field(max_length=512)
     ended: bool = False
 

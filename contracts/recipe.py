@@ -241,6 +241,7 @@ class Recipe(Frozen):
     )
     description: str = Field("", max_length=500, description="a sentence for the others")
     seed: int = Field(1, ge=0, lt=2**31, description="every random choice of the run derives from it")
+    gpus: int = Field(0, ge=0, description="GPUs the run is laid out for; 0: the CPUs of this machine")
     model: str = Field("models/tiny-base", description="a model folder (transformers format) or a checkpoint")
     tool: ToolSettings = ToolSettings()
     penalty_floor: float = Field(0.05, gt=0, description="added to p_err + p_format before 1/x: the paper has 1/0")

@@ -66,19 +66,18 @@ class TokenClass(StrEnum):
 
 
 class TokenMark(StrEnum):
-    """Marks of the token analysis; a token may be forking and reflection at once."""
+    """The two patterns of the high-entropy policy tokens of a trajectory; disjoint (rStar2-Agent 5.4)."""
 
     NONE = "none"
     FORKING = "forking"
-    REFLECTION = "reflection"
-    BOTH = "both"
+    REFLECTION = "reflection"  # a reasoning token in the run right after a tool response
 
 
 class EntropyKind(StrEnum):
     """Where an entropy (nats) comes from: the full vocabulary, or a lower bound from the top k."""
 
     FULL = "full"
-    TOP_K = "top_k"
+    TOPK_BOUND = "topk_bound"
 
 
 class ToolCallRow(Frozen):

@@ -1,4 +1,4 @@
-"""The command line: `python -m trainer run RECIPE --out DIR`."""
+"""The command line: `python -m trainer run RECIPE --out DIR`, `analyse SHARD`, `explain RECIPE`."""
 
 import argparse
 import asyncio
@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,16 @@ from pydantic import ValidationError
 from contracts.events import Outcome
 from contracts.recipe import Recipe, upgrade
 from sandbox.client import SandboxClient
+from trainer.analysis.shard import format_report, read_report
 from trainer.cluster import agent_urls, sandbox_urls
 from trainer.delivery import Target
+from trainer.explain import AssumptionError, explain, read_assumptions, read_shape
+from trainer.explain_text import format_explanation
 from trainer.pipeline import Parts, RunRefused, check_recipe, prepare_libraries, run_pipeline
 from trainer.reporter import Reporter
 from trainer.reward.pool import GraderPool
 from trainer.rollout.python_tool import PythonTool
-from trainer.store import Places
+from trainer.store import Places, ShardError
 
 PROJECT = Path(__file__).resolve().parent.parent
 EXIT_CODES = {Outcome.FINISHED: 0, Outcome.CANCELLED: 0, Outcome.FAILED: 1}
@@ -37,6 +40,8 @@ class RecipeError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
+    if options.command in _REPORTS:
+        return _print_report(options)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
     )
@@ -49,6 +54,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     prepare_libraries(int(os.environ.get("TRAINER_THREADS", "1")))
     return EXIT_CODES[_run(recipe, options)]
+
+
+def _print_report(options: argparse.Namespace) -> int:
+    try:
+        sys.stdout.write(_REPORTS[options.command](options))
+    except (RecipeError, ShardError, AssumptionError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+def _analyse(options: argparse.Namespace) -> str:
+    return "\n".join(format_report(read_report(path, options.window)) for path in options.shard)
+
+
+def _explain(options: argparse.Namespace) -> str:
+    recipe = load_recipe(options.recipe, options.set)
+    shape = read_shape(recipe.model, PROJECT, options.config)
+    return format_explanation(explain(recipe, shape, read_assumptions(options.assume, options.shard)))
+
+
+_REPORTS: dict[str, Callable[[argparse.Namespace], str]] = {"analyse": _analyse, "explain": _explain}
 
 
 def _run(recipe: Recipe, options: argparse.Namespace) -> Outcome:
@@ -104,7 +131,33 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         command.add_argument("--resume", action="store_true", help="continue the run in --out, if there is one")
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. stages.1.steps=5")
         command.add_argument("--seed", type=int, help="another seed than the recipe's")
+    _add_reports(commands)
     return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError(text)
+    return value
+
+
+_positive.__name__ = "number above 0"  # argparse names the type in its message
+
+
+def _add_reports(commands: Any) -> None:
+    analyse = commands.add_parser("analyse", help="what the trajectories of a shard show: ledger, tool use, tokens")
+    analyse.add_argument("shard", type=Path, nargs="+", help="trajectories/stage-XX/step-XXXXX.parquet of a run")
+    analyse.add_argument(
+        "--window", type=_positive, default=24, help="policy tokens beside a tool response (default 24)"
+    )
+    explained = commands.add_parser("explain", help="what a recipe would need, without running it")
+    explained.add_argument("recipe", type=Path, help="a recipe, .yaml or .json")
+    explained.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. stages.1.steps=5")
+    explained.add_argument("--shard", type=Path, help="measure the bytes of a stored token on this shard")
+    explained.add_argument("--config", type=Path, help="the model's config.json, where its folder is not here")
+    explained.add_argument(
+        "--assume", action="append", default=[], metavar="NAME=VALUE", help="another value of a named assumption"
+    )
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = (), seed: int | None = None, command: str = "run") -> Recipe:

@@ -49,6 +49,7 @@ def measure_rollouts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "tools/calls_mean": _mean([len(t.tool_calls) for t in trajectories]),
         "tools/error_ratio": tool_error_ratio(trajectories),
         "tools/error_ratio_right": tool_error_ratio([t for t in trajectories if is_right(t)]),
+        "tools/error_ratio_wrong": tool_error_ratio([t for t in trajectories if t.reward == 0]),
         "tools/no_tool_ratio": _mean([not t.tool_calls for t in trajectories]),
         "tools/exec_ms_mean": _mean([call.exec_ms for call in executed]),
         "tools/queue_ms_mean": _mean([call.queue_ms for call in executed]),

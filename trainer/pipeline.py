@@ -243,6 +243,11 @@ def list_differences(old: Any, new: Any, at: str = "") -> list[str]:
 
 
 def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, runner: asyncio.Runner) -> RunContext:
+    if recipe.gpus:
+        raise RunRefused(
+            f"the recipe is laid out for {recipe.gpus} GPUs and this trainer runs on CPUs only; "
+            "`python -m trainer explain RECIPE` prints what the run would need, gpus: 0 runs it here"
+        )
     source = places.resolve(recipe.model)
     model = load_model(source)
     longest = max(

@@ -12,7 +12,9 @@ from contracts.recipe import HardSubset, RlStage, Sampling
 from trainer.algorithm.advantage import compute_advantages
 from trainer.algorithm.packing import Row
 from trainer.algorithm.resample import Candidate, LedgerLine, SelectionRule, make_candidate, select_rollouts
-from trainer.analysis.tokens import MarkSettings, entropy_metrics, token_report
+from trainer.analysis.entropy import fill_entropies
+from trainer.analysis.report import entropy_metrics, token_report
+from trainer.analysis.tokens import MarkSettings
 from trainer.curate import held_out_file, train_file
 from trainer.data.problems import dump_problems, load_problems
 from trainer.evaluate import Plan, evaluate_policy
@@ -70,6 +72,7 @@ def run_rl(context: "RunContext", index: int, stage: RlStage) -> None:
         prompts = pick_prompts(problems, stage.prompts_per_step, stage_step, derive_seed(context.recipe.seed, index))
         trajectories = _sample(context, index, stage, step=step, prompts=prompts)
         generated = time.monotonic()
+        fill_entropies(context.policy.model, trajectories, stage.sampling.temperature)
         groups = judge_groups(context, index, stage, step=step, trajectories=trajectories)
         kept = [rollout for group in groups for rollout in group if rollout.line.is_kept]
         rate = warmup_rate(stage.learning_rate, stage_step, stage.warmup_steps)
@@ -185,10 +188,9 @@ def _store(
     analyses = context.store_trajectories(
         trajectories, credits, train_shard(index, step), stage=(index, stage.name), step=step
     )
-    pairs = list(zip(trajectories, analyses, strict=True))
     marks = MarkSettings(context.recipe.forking_share, context.recipe.reflection_window)
-    context.reporter.emit(token_report(pairs, marks, stage=index, step=step))
-    return entropy_metrics(pairs)
+    context.reporter.emit(token_report(analyses, marks, stage=index, step=step))
+    return entropy_metrics(analyses)
 
 
 def _evaluate(context: "RunContext", index: int, stage: RlStage, *, step: int) -> None:

@@ -115,6 +115,7 @@ def _forward(live: LiveTokens, reporter: Reporter, occasion: Occasion) -> None:
                 prompt_id=live.prompt_id,
                 sample=live.sample,
                 position=live.position + start,
+                entropy_kind=live.entropy_kind,
                 tokens=live.tokens[start : start + MAX_LIVE_TOKENS],
                 ended=live.ended,
             )

@@ -90,7 +90,33 @@ def read_row(path: Path, row: int) -> TrajectoryRow:
         values = file.read_row_group(group).slice(offset, 1).to_pylist()
     if not values:
         raise IndexError(f"{path} has no row {row}")
-    return TrajectoryRow.model_validate(values[0] | {name: json.loads(values[0][name]) for name in _JSON_COLUMNS})
+    return _decode(values[0])
+
+
+class ShardError(Exception):
+    """The file is no trajectory shard that can be read; the message names it and says why."""
+
+
+def iter_rows(path: Path) -> Iterator[TrajectoryRow]:
+    """All rows in order, a row group in memory at a time. ShardError names file and fault."""
+    try:
+        with path.open("rb") as stream, pq.ParquetFile(stream) as file:
+            if missing := sorted(set(SCHEMA.names) - set(file.schema_arrow.names)):
+                raise ShardError(f"{path}: a Parquet file, but no trajectory shard: it has no column {missing[0]!r}")
+            for group in range(file.num_row_groups):
+                yield from map(_decode, file.read_row_group(group, columns=SCHEMA.names).to_pylist())
+    except OSError as error:
+        raise ShardError(f"{path}: {error.strerror or 'cannot be read: it is cut short or damaged'}") from error
+    except (pa.ArrowException, ValueError) as error:  # pydantic's and JSON's errors are ValueErrors
+        raise ShardError(f"{path}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
+
+
+def _decode(values: dict[str, Any]) -> TrajectoryRow:
+    return TrajectoryRow.model_validate(values | {name: json.loads(values[name]) for name in _JSON_COLUMNS})
 
 
 def iterate_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:

@@ -34,6 +34,8 @@ class FakeEngine:
     max_tokens is cut there. A script that is an exception is raised.
     """
 
+    entropy_kind = EntropyKind.FULL
+
     def __init__(self, chat: Chat, turns: Sequence[str | Exception], max_context: int = 1024) -> None:
         self.chat = chat
         self.turns = list(turns)

@@ -46,8 +46,9 @@ def test_rl_steps_count_on_over_the_stages(finished: TinyRun) -> None:
 
 def test_every_metric_is_sent(finished: TinyRun) -> None:
     sent = {name for p in finished.payloads("metrics") for name in p.values}
-    needs_tool_calls = {n for n in METRICS if n.startswith("tools/")} | {"entropy/after_ok", "entropy/after_error"}
-    assert METRICS.keys() - sent <= needs_tool_calls | {"eval/tool_error_ratio_right", "entropy/code"}
+    needs_tool_calls = {n for n in METRICS if n.startswith(("tools/", "entropy/before_", "entropy/after_"))}
+    needs_words = {"entropy/code", "entropy/comment", "entropy/answer"}  # a random model writes none
+    assert METRICS.keys() - sent <= needs_tool_calls | needs_words | {"eval/tool_error_ratio_right"}
 
 
 def test_the_ledger_adds_up_to_what_was_generated(finished: TinyRun) -> None:
@@ -130,6 +131,13 @@ def test_a_failure_is_recorded_with_its_reason(tmp_path: Path, monkeypatch: pyte
     errors = [p.text for p in run.payloads("log") if p.level is LogLevel.ERROR]
     assert len(errors) == 1
     assert "Traceback" in errors[0]
+
+
+def test_a_recipe_for_gpus_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TinyRun(tmp_path / "gpus", monkeypatch)
+    run.recipe = run.recipe.model_copy(update={"gpus": 64})
+    assert run.start() is Outcome.FAILED
+    assert "laid out for 64 GPUs and this trainer runs on CPUs only" in run.payloads("run_ended")[0].reason
 
 
 def _fail(context: object, index: int, stage: CurateStage) -> None:

@@ -1,10 +1,21 @@
 import pytest
 
+from contracts.events import TokenWindow
 from contracts.scoring import Graded
-from contracts.trajectory import Decision, StopReason, TokenClass, TokenMark, ToolCallRow, ToolStatus, TurnRow
+from contracts.trajectory import (
+    Decision,
+    EntropyKind,
+    StopReason,
+    TokenClass,
+    TokenMark,
+    ToolCallRow,
+    ToolStatus,
+    TurnRow,
+)
 from tests.trainer.fakes import TINY_BASE
 from trainer.analysis.classes import classify_turn, comment_spans
-from trainer.analysis.tokens import MarkSettings, analyze, entropy_metrics, high_entropy, token_report
+from trainer.analysis.report import MixedEntropies, entropy_metrics, token_report
+from trainer.analysis.tokens import MarkSettings, analyze, find_windows, high_entropy
 from trainer.rollout.chat import Chat, load_tokenizer
 from trainer.rollout.rows import Credit, RowPlace, build_index, build_row
 from trainer.rollout.trajectory import Problem, Trajectory
@@ -70,8 +81,13 @@ def test_tokens_of_several_characters():
     assert classify_turn(["so", "</reason>", "\n", "<answer>", "\\boxed", "{4}", "</answer>"]) == [R, F, R, F, A, A, F]
 
 
-def make(entropies: list[float], turns: list[tuple[int, int]], calls: list[tuple[ToolStatus, int, int]]) -> Trajectory:
-    """A trajectory of one-character tokens; calls: status and span of the response."""
+def make(
+    entropies: list[float],
+    turns: list[tuple[int, int]],
+    calls: list[tuple[ToolStatus, int, int]],
+    starts: tuple[int, ...] = (0, 0),
+) -> Trajectory:
+    """A trajectory of one-character tokens; calls: status and span of the response, `starts` where each begins."""
     length = len(entropies)
     mask = [int(any(a <= i < b for a, b in turns)) for i in range(length)]
     rows = [
@@ -80,8 +96,8 @@ def make(entropies: list[float], turns: list[tuple[int, int]], calls: list[tuple
             name="x",
             code="",
             status=status,
-            call_start=0,
-            call_end=1,
+            call_start=starts[i],
+            call_end=starts[i] + 1,
             response_start=start,
             response_end=end,
             response_text="",
@@ -133,8 +149,7 @@ def test_marks_are_disjoint_and_the_window_counts_policy_tokens():
     assert (found.forking_tokens, found.reflection_tokens) == (2, 1)
     assert found.classes[6:8] == [T, T]
     assert found.entropy.value == pytest.approx(3.4 / 10)
-    assert found.after_ok.value == pytest.approx((0.8 + 0.3) / 2)
-    assert found.after_error.value is None
+    assert found.windows == [(TokenWindow.BEFORE_OK, range(0, 0)), (TokenWindow.AFTER_OK, range(8, 10))]
 
 
 def test_only_reasoning_reflects():
@@ -145,28 +160,27 @@ def test_only_reasoning_reflects():
 
 def test_the_window_after_an_error():
     failed = make(ENTROPIES, [(0, 6), (8, 12)], [(ToolStatus.TIMEOUT, 6, 8)])
-    found = analyze(failed, TEXTS, MarkSettings(0.2, 24))
-    assert found.after_error.value == pytest.approx(2.0 / 4)
-    assert found.after_ok.count == 0
+    values = entropy_metrics([analyze(failed, TEXTS, MarkSettings(0.2, 24))])
+    assert values["entropy/after_error"] == pytest.approx(2.0 / 4)
+    assert "entropy/after_ok" not in values
 
 
 def test_a_response_that_was_not_shown_has_no_window():
     cut = make([0.1] * 6, [(0, 6)], [(ToolStatus.OK, 6, 6)])
-    assert analyze(cut, list("abcdef"), MarkSettings()).after_ok.count == 0
+    assert analyze(cut, list("abcdef"), MarkSettings()).windows == []
 
 
 def test_an_empty_trajectory():
     empty = make([], [], [])
     found = analyze(empty, [], MarkSettings())
     assert found.entropy.value is None
-    assert entropy_metrics([(empty, found)]) == {}
+    assert entropy_metrics([found]) == {}
 
 
 def test_metrics_weigh_tokens_not_trajectories():
     one = make([1.0, 1.0], [(0, 2)], [])
     settings = MarkSettings(0.5, 24)
-    pairs = [(TWO_TURNS, analyze(TWO_TURNS, TEXTS, settings)), (one, analyze(one, ["a", "b"], settings))]
-    values = entropy_metrics(pairs)
+    values = entropy_metrics([analyze(TWO_TURNS, TEXTS, settings), analyze(one, ["a", "b"], settings)])
     assert values["entropy/mean"] == pytest.approx(5.4 / 12) == values["entropy/reasoning"]
     assert values["entropy/after_ok"] == pytest.approx(2.0 / 4)
     assert values["tokens/reflection_share"] == pytest.approx(4 / 12)  # 0.8, 0.3, 0.7, 0.2 of the top five
@@ -177,9 +191,10 @@ def test_metrics_weigh_tokens_not_trajectories():
 def test_the_report_counts_and_ranks():
     texts = ["so", "but", *TEXTS[2:8], "wait", "h", "wait", "j"]
     settings = MarkSettings(0.3, 24)
-    report = token_report([(TWO_TURNS, analyze(TWO_TURNS, texts, settings))], settings, stage=2, step=9)
+    report = token_report([analyze(TWO_TURNS, texts, settings)], settings, stage=2, step=9)
     assert [(t.text, t.count, t.mean_entropy) for t in report.top_reflection] == [("wait", 2, pytest.approx(0.75))]
     assert [(t.text, t.count) for t in report.top_forking] == [("but", 1)]
+    assert (report.policy_tokens, report.forking_tokens, report.reflection_tokens) == (10, 1, 2)
     assert report.tokens_by_class == {R: 10, T: 2}
     assert report.mean_entropy_by_class == {R: pytest.approx(0.34)}
     assert (report.stage, report.step, report.reflection_window) == (2, 9, 24)
@@ -206,3 +221,77 @@ def test_rows_hold_the_trajectory():
     assert len(index.problem) == 300
     assert len(row.token_texts) == len(row.response_ids) == len(row.token_classes) == len(row.token_marks) == 12
     assert type(row).model_validate_json(row.model_dump_json()) == row
+
+
+# Two calls: turn 0-3 with a call at 2, response 4-5, turn 6-9 with a failed call at 8, response 10, turn 11-12.
+TWO_CALLS = make(
+    [0.1, 0.4, 0.2, 0.3, 0.0, 0.0, 0.5, 1.0, 0.6, 0.1, 0.0, 2.0, 1.5],
+    [(0, 4), (6, 10), (11, 13)],
+    [(ToolStatus.OK, 4, 6), (ToolStatus.ERROR, 10, 11)],
+    (2, 8),
+)
+
+
+def test_windows_lie_before_the_call_and_after_its_response():
+    assert find_windows(TWO_CALLS.turns, TWO_CALLS.tool_calls, 3) == [
+        (TokenWindow.BEFORE_OK, range(0, 2)),  # the turn has but two tokens before it
+        (TokenWindow.AFTER_OK, range(6, 9)),
+        (TokenWindow.BEFORE_ERROR, range(6, 8)),
+        (TokenWindow.AFTER_ERROR, range(11, 13)),
+    ]
+    assert find_windows(TWO_CALLS.turns, TWO_CALLS.tool_calls, 1)[0] == (TokenWindow.BEFORE_OK, range(1, 2))
+
+
+def test_a_response_that_ends_the_trajectory_has_a_window_before_only():
+    last = make([0.1] * 4 + [0.0], [(0, 4)], [(ToolStatus.OK, 4, 5)], (3,))
+    assert find_windows(last.turns, last.tool_calls, 24) == [(TokenWindow.BEFORE_OK, range(0, 3))]
+
+
+def test_before_and_after_success_and_failure():
+    texts = [*"abcd", "T", "T", "so", "but", "x", "y", "T", "wait", "wait"]
+    settings = MarkSettings(0.3, 3)  # the top 3 of 10 policy tokens: 2.0, 1.5, 1.0
+    analysis = analyze(TWO_CALLS, texts, settings)
+    values = entropy_metrics([analysis])
+    assert values["entropy/before_ok"] == pytest.approx((0.1 + 0.4) / 2)
+    assert values["entropy/after_ok"] == pytest.approx((0.5 + 1.0 + 0.6) / 3)
+    assert values["entropy/before_error"] == pytest.approx((0.5 + 1.0) / 2)
+    assert values["entropy/after_error"] == pytest.approx((2.0 + 1.5) / 2)
+    windows = token_report([analysis, analysis], settings, stage=0, step=1).windows
+    after = windows[TokenWindow.AFTER_ERROR]
+    assert (after.responses, after.tokens, after.forking_tokens, after.reflection_tokens) == (2, 4, 0, 4)
+    assert [(row.text, row.count, row.mean_entropy) for row in after.top] == [("wait", 4, pytest.approx(1.75))]
+    before = windows[TokenWindow.BEFORE_ERROR]
+    assert (before.tokens, before.reflection_tokens) == (4, 2)  # "but" lies after the one and before the other
+    assert [row.text for row in before.top_by_entropy] == ["but"]
+    assert windows[TokenWindow.BEFORE_OK].top == []
+
+
+def test_tokens_are_ranked_by_count_and_by_entropy():
+    often = make([0.5, 0.6, 0.7, 0.9, 0.9, 0.9, 3.0], [(0, 7)], [])
+    texts = ["and", "and", "and", "but", "but", "but", "once"]
+    report = token_report([analyze(often, texts, MarkSettings(0.999, 24))], MarkSettings(), stage=0, step=1)
+    # 6 of 7 are marked: one "and" (0.5) is not, so "but" alone is seen three times
+    assert [row.text for row in report.top_forking] == ["but", "and", "once"]
+    assert [row.text for row in report.top_forking_by_entropy] == ["but"]
+    rare = token_report([analyze(often, list("abcdefg"), MarkSettings(0.3, 24))], MarkSettings(), stage=0, step=1)
+    assert [row.text for row in rare.top_forking_by_entropy] == ["g", "d"]  # all seen once: the highest first
+
+
+def test_a_report_stays_small_whatever_the_tokens():
+    many = make([float(i % 97) for i in range(4000)], [(0, 4000)], [])
+    analysis = analyze(many, [f"{i} " * 300 for i in range(4000)], MarkSettings(0.5, 24))
+    report = token_report([analysis] * 3, MarkSettings(0.5, 24), stage=0, step=1)
+    assert len(report.top_forking) == len(report.top_forking_by_entropy) == 20
+    assert len(report.model_dump_json()) < 16_000
+
+
+def test_entropies_of_two_kinds_are_never_mixed():
+    bound = make([0.1] * 10, [(0, 10)], [])
+    bound.entropy_kind = EntropyKind.TOPK_BOUND
+    analyses = [analyze(t, list("abcdefghijkl")[: len(t.mask)], MarkSettings()) for t in (TWO_TURNS, bound)]
+    with pytest.raises(MixedEntropies):
+        token_report(analyses, MarkSettings(), stage=0, step=1)
+    with pytest.raises(MixedEntropies, match="over the full vocabulary"):
+        entropy_metrics(analyses[1:])
+    report = token_report(analyses[1:], MarkSettings(), stage=0, step=1)
+    assert report.entropy_kind is EntropyKind.TOPK_BOUND

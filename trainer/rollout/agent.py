@@ -83,7 +83,9 @@ async def run_trajectory(request: RolloutRequest, rollouts: Rollouts, on_live: O
     """Sample one trajectory to its end. It has no grade yet, but `Ungraded` when a part of ours failed."""
     chat, problem = rollouts.chat, request.problem
     trajectory = Trajectory(problem, request.sample, chat.prompt_ids(problem.text))
-    live = LiveStrip(problem.id, request.sample, chat, on_live) if on_live and request.watched else None
+    live = None
+    if on_live and request.watched:
+        live = LiveStrip(problem.id, request.sample, chat, on_live, rollouts.engine.entropy_kind)
     started = time.perf_counter()
     try:
         trajectory.stop_reason = await _Loop(request, rollouts, trajectory, live).run()

@@ -51,6 +51,7 @@ class Engine(Protocol):
 
     max_context: int
     policy_version: int
+    entropy_kind: EntropyKind  # of what `generate` returns and `on_tokens` is given
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
         """Continue `ids`. `on_tokens` gets newly sampled ids with their entropies now and then (live view)."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from contracts.events import LiveToken
-from contracts.trajectory import TokenClass
+from contracts.trajectory import EntropyKind, TokenClass
 from trainer.analysis.classes import classify_turn
 from trainer.rollout.chat import Chat
 
@@ -20,6 +20,7 @@ class LiveTokens:
     position: int
     tokens: list[LiveToken]
     ended: bool = False
+    entropy_kind: EntropyKind = EntropyKind.FULL
 
 
 OnLive = Callable[[LiveTokens], None]
@@ -28,11 +29,12 @@ OnLive = Callable[[LiveTokens], None]
 class LiveStrip:
     """Keeps the position in the response and the text of the turn, so that classes can be told."""
 
-    def __init__(self, prompt_id: str, sample: int, chat: Chat, on_live: OnLive) -> None:
+    def __init__(self, prompt_id: str, sample: int, chat: Chat, on_live: OnLive, kind: EntropyKind) -> None:
         self._prompt_id = prompt_id
         self._sample = sample
         self._chat = chat
         self._on_live = on_live
+        self._kind = kind
         self._position = 0
         self._turn: list[str] = []
 
@@ -59,5 +61,5 @@ class LiveStrip:
     def _send(self, tokens: list[LiveToken]) -> None:
         for at in range(0, len(tokens), CHUNK_TOKENS):
             part = tokens[at : at + CHUNK_TOKENS]
-            self._on_live(LiveTokens(self._prompt_id, self._sample, self._position, part))
+            self._on_live(LiveTokens(self._prompt_id, self._sample, self._position, part, entropy_kind=self._kind))
             self._position += len(part)

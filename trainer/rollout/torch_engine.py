@@ -72,6 +72,8 @@ class TorchEngine:
     after it, so that no keys and values of the older weights are continued.
     """
 
+    entropy_kind = EntropyKind.FULL
+
     def __init__(self, model: Qwen3ForCausalLM, *, max_batch: int = 256, max_context: int | None = None) -> None:
         limit = int(model.config.max_position_embeddings)
         self.max_context = min(max_context or limit, limit)

@@ -167,8 +167,8 @@ def _make_block(row: TrajectoryRow, piece: _Piece, budget: Budget | None, *, is_
         tokens=spans,
         hidden_tokens=len(positions) - len(spans) if budget is not None else 0,
         mean_entropy=fmean(own) if own else None,
-        forking=sum(m in (TokenMark.FORKING, TokenMark.BOTH) for m in marks),
-        reflection=sum(m in (TokenMark.REFLECTION, TokenMark.BOTH) for m in marks),
+        forking=marks.count(TokenMark.FORKING),
+        reflection=marks.count(TokenMark.REFLECTION),
         generate_s=piece.turn.generate_ms / 1000 if piece.start == piece.turn.start else None,
         call=piece.call,
         is_last=is_last,
@@ -185,7 +185,7 @@ def _span(row: TrajectoryRow, i: int) -> TokenSpan:
         return TokenSpan(i, row.token_texts[i][:2000], "tok masked", f"{i} · tool response, not trained on")
     level = min(9, max(0, int(entropy / HEAT_TOP_NATS * 10))) if isfinite(entropy) else 0
     marked = "" if mark is TokenMark.NONE else f" {mark.value}"
-    words = {TokenMark.NONE: "", TokenMark.BOTH: " · forking and reflection"}.get(mark, f" · {mark.value}")
+    words = "" if mark is TokenMark.NONE else f" · {mark.value}"
     title = f"{i} · {entropy:.3f} nats · log-prob {row.sampling_logprobs[i]:.3f} · {kind.value}{words}"
     return TokenSpan(i, row.token_texts[i][:2000], f"tok h{level}{marked}", title)
 
@@ -198,7 +198,7 @@ def entropy_by_class(row: TrajectoryRow) -> list[ClassEntropy]:
         if not is_policy:
             continue
         name = row.token_classes[i].value
-        if row.token_marks[i] in (TokenMark.REFLECTION, TokenMark.BOTH):
+        if row.token_marks[i] is TokenMark.REFLECTION:
             before = [is_error for end, is_error in responses if end <= i]
             name = "after_error" if before and before[-1] else "after_ok"
         groups.setdefault(name, []).append(entropy)

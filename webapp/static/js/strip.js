@@ -11,7 +11,8 @@ function begin(chunk) {
   next = chunk.position;
   strip.replaceChildren();
   who.hidden = false;
-  who.textContent = `step ${chunk.step} · prompt ${String(chunk.prompt_id).slice(0, 8)} · rollout ${chunk.sample}`;
+  const bound = chunk.entropy_kind === "topk_bound" ? " · entropy: a lower bound from the top k" : "";
+  who.textContent = `step ${chunk.step} · prompt ${String(chunk.prompt_id).slice(0, 8)} · rollout ${chunk.sample}${bound}`;
 }
 
 function append(chunk) {
@@ -22,9 +23,9 @@ function append(chunk) {
     const span = document.createElement("span");
     const masked = token.token_class === "tool_response";
     const heat = Math.min(9, Math.max(0, Math.floor((token.entropy / TOP_NATS) * 10))) || 0;
-    span.className = `tok ${masked ? "masked" : `h${heat}`}${["forking", "reflection", "both"].includes(token.mark) ? ` ${token.mark}` : ""}`;
+    span.className = `tok ${masked ? "masked" : `h${heat}`}${["forking", "reflection"].includes(token.mark) ? ` ${token.mark}` : ""}`;
     span.textContent = token.text;
-    if (!masked) span.title = `${Number(token.entropy).toFixed(2)} nats · ${token.token_class}`;
+    if (!masked) span.title = `${chunk.entropy_kind === "topk_bound" ? "≥ " : ""}${Number(token.entropy).toFixed(2)} nats · ${token.token_class}`;
     part.append(span);
   }
   strip.append(part);

@@ -1,0 +1,311 @@
+"""What a recipe would need, without running it: rollouts, tokens, tool calls, bytes, memory, the engine's layout.
+
+Every number is arithmetic on the recipe, the model's shape and the named assumptions that are printed with it.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from contracts.recipe import CurateStage, EvaluateStage, Recipe, RlStage, Sampling
+from trainer.algorithm.logprobs import CHUNK_LOGITS
+from trainer.analysis.shard import read_report
+from trainer.pipeline import MAX_BATCH, MAX_PROMPT_TOKENS
+from trainer.policy.model import MICRO_BATCH_TOKENS
+from trainer.rl import EVALUATION_SAMPLES, SCREEN_FACTOR
+
+MAX_TENSOR_PARALLEL = 8  # GPUs of one node
+FP32, BF16 = 4, 2
+STEP = "a step"
+
+
+class AssumptionError(Exception):
+    """Something that has to be known or assumed is missing or unusable; the message says what to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder of the Qwen3 or Llama kind, as its config.json describes it."""
+
+    name: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+
+    @property
+    def layer_parameters(self) -> int:
+        """Attention (q, k, v, o and the norms of q and k), gated MLP, two norms."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads) + 2 * self.head_dim
+        return attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+
+    @property
+    def outer_parameters(self) -> int:
+        """Embedding, head (one matrix when tied) and the last norm."""
+        return (1 if self.tied else 2) * self.vocabulary * self.hidden + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + self.outer_parameters
+
+    @property
+    def kv_values(self) -> int:
+        """Keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def layer_activations(self) -> int:
+        """Values a token leaves in one layer for its backward pass, attention scores never stored: residual and
+        normed input of attention and MLP; q, k, v and what attention returns; gate, up, activation, product."""
+        return 4 * self.hidden + (2 * self.heads + 2 * self.kv_heads) * self.head_dim + 4 * self.intermediate
+
+
+QWEN3_14B = Shape("Qwen3-14B", 40, 5120, 17408, 40, 8, 128, 151_936, tied=False)
+SMOLLM2_135M = Shape("SmolLM2-135M", 30, 576, 1536, 9, 3, 64, 49_152, tied=True)
+KNOWN_SHAPES = {"qwen3-14b": QWEN3_14B, "smollm2": SMOLLM2_135M}  # by a part of the model's path
+
+
+def _assume(value: float, why: str, *, only_gpus: bool = False) -> Any:
+    return field(default=value, metadata={"why": why, "only_gpus": only_gpus})
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What neither recipe nor model says. `why` of each field is printed; `--assume NAME=VALUE` changes it."""
+
+    response_share: float = _assume(
+        0.41, "mean response / its limit; the paper's stages grow 1K-4K of 8K, 4K-6K and 6K-8K of 12K (4.3, Fig. 8)"
+    )
+    mean_turns: float = _assume(3.75, "assistant turns, at most the recipe's; 45K calls of 16,384 rollouts (3.1)")
+    tool_share: float = _assume(0.1, "of response tokens that are tool responses, which no policy sampled")
+    prompt_tokens: float = _assume(400, "system prompt, tool schema and problem")
+    bytes_per_token: float = _assume(
+        13.6,
+        "of a shard, a response token; 162,477 / 11,980 in a smoke run's four steps, --shard FILE measures another",
+    )
+    benchmark_problems: float = _assume(30, "of an evaluation on a file, which is not opened here (AIME24 has 30)")
+    micro_batch_tokens: float = _assume(
+        20_480, "a GPU's micro-batch, never less than the longest row (released script)", only_gpus=True
+    )
+    gpu_memory_gb: float = _assume(192, "of one GPU, in 10^9 bytes: MI300X (3)", only_gpus=True)
+    engine_memory_share: float = _assume(
+        0.8, "of it for the engine's weights and KV cache (released script)", only_gpus=True
+    )
+    engine_weight_share: float = _assume(
+        0.34, "of the engine's memory for weights at most; decides tensor parallelism", only_gpus=True
+    )
+
+
+def read_assumptions(given: Sequence[str], shard: Path | None) -> Assumptions:
+    """Defaults, then what the shard measures, then NAME=VALUE. AssumptionError for a name or value of no use."""
+    assumptions = Assumptions()
+    if shard is not None:
+        assumptions = replace(assumptions, bytes_per_token=read_report(shard, 1).bytes_per_token)
+    known = [f.name for f in fields(Assumptions)]
+    for item in given:
+        name, _, text = item.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if name not in known:
+            raise AssumptionError(f"--assume {item}: there is no assumption {name!r}, only {', '.join(known)}")
+        if not 0 < value < 1e12:
+            raise AssumptionError(f"--assume {item}: expected a number above 0")
+        assumptions = replace(assumptions, **{name: value})
+    return assumptions
+
+
+def read_shape(model: str, project: Path, config: Path | None) -> Shape:
+    """From the config.json given, else of the model's folder where it ships, else what is known by its name."""
+    shipped = project / model / "config.json"
+    path = config or (shipped if model.startswith("models/") and shipped.is_file() else None)
+    if path is None:
+        if found := [shape for part, shape in KNOWN_SHAPES.items() if part in model.lower()]:
+            return found[0]
+        raise AssumptionError(f"the model {model!r} is not here, so its shape is not known: give --config config.json")
+    try:
+        values = json.loads(path.read_text())
+        return Shape(
+            name=model,
+            layers=int(values["num_hidden_layers"]),
+            hidden=int(values["hidden_size"]),
+            intermediate=int(values["intermediate_size"]),
+            heads=int(values["num_attention_heads"]),
+            kv_heads=int(values["num_key_value_heads"]),
+            head_dim=int(values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]),
+            vocabulary=int(values["vocab_size"]),
+            tied=bool(values.get("tie_word_embeddings", False)),
+        )
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise AssumptionError(f"{path}: no model's config.json: {error}") from error
+    except KeyError as error:
+        raise AssumptionError(f"{path}: no config.json of a decoder: it has no {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Rollouts of one occasion. The figures are of one time (a step, a checkpoint, a screening)."""
+
+    stage: str
+    occasion: str
+    times: int
+    rollouts: int
+    tokens: float
+    policy_tokens: float
+    calls: float
+    stored_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one GPU, or of the machine where the recipe has none; bytes."""
+
+    weights: float
+    gathered: float
+    gradients: float
+    optimizer: float
+    activations: float
+    engine_weights: float
+    kv_cache: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Engines of `tensor_parallel` GPUs each; 0 engines: the one inside the driver's process.
+
+    `full_rollouts`: rollouts of full length whose keys and values fit one engine at once."""
+
+    engines: int
+    tensor_parallel: int
+    kv_tokens: int
+    full_rollouts: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    recipe: Recipe
+    shape: Shape
+    assumptions: Assumptions
+    loads: list[Load]
+    memory: Memory
+    layout: Layout
+
+
+def explain(recipe: Recipe, shape: Shape, assumptions: Assumptions) -> Explanation:
+    """All numbers. AssumptionError where the weights fit no engine."""
+    longest = longest_row(recipe, assumptions)
+    memory, layout = _on_gpus(recipe, shape, assumptions, longest) if recipe.gpus else _on_cpu(recipe, shape)
+    return Explanation(recipe, shape, assumptions, list(find_loads(recipe, assumptions)), memory, layout)
+
+
+def find_loads(recipe: Recipe, assumptions: Assumptions) -> Iterator[Load]:
+    """In the order of the stages; a stage that samples nothing has none."""
+    problems = held_out = 0
+    for stage in recipe.stages:
+        if isinstance(stage, CurateStage):
+            problems, held_out = max(0, stage.count - stage.held_out), stage.held_out
+        elif isinstance(stage, RlStage):
+            yield from _rl_loads(stage, problems, held_out, assumptions)
+        elif isinstance(stage, EvaluateStage):
+            count = held_out if stage.benchmark == "held_out" else int(assumptions.benchmark_problems)
+            count = min(count, stage.problems) if stage.problems else count
+            yield _load(stage, "a checkpoint", len(stage.checkpoints), count * stage.k, assumptions)
+
+
+def _rl_loads(stage: RlStage, problems: int, held_out: int, assumptions: Assumptions) -> Iterator[Load]:
+    if stage.hard_subset is not None:
+        needed = min(problems, stage.steps * stage.prompts_per_step)
+        screened = min(problems, SCREEN_FACTOR * needed)
+        load = _load(stage, "screening, at most", 1, screened * stage.hard_subset.samples, assumptions)
+        yield replace(load, stored_bytes=0.0)  # their trajectories are not kept
+    yield _load(stage, STEP, stage.steps, stage.prompts_per_step * stage.oversample, assumptions)
+    if stage.evaluate_every and held_out:
+        rollouts = min(held_out, stage.evaluate_problems) * EVALUATION_SAMPLES
+        yield _load(stage, "an evaluation", stage.steps // stage.evaluate_every, rollouts, assumptions)
+
+
+def _load(stage: RlStage | EvaluateStage, occasion: str, times: int, rollouts: int, assumptions: Assumptions) -> Load:
+    sampling: Sampling = stage.sampling
+    tokens = rollouts * assumptions.response_share * sampling.max_response_tokens
+    turns = min(sampling.max_turns, assumptions.mean_turns)
+    return Load(
+        stage=stage.name,
+        occasion=occasion,
+        times=times,
+        rollouts=rollouts,
+        tokens=tokens,
+        policy_tokens=tokens * (1 - assumptions.tool_share),
+        calls=rollouts * (turns - 1),  # the last turn answers
+        stored_bytes=tokens * assumptions.bytes_per_token,
+    )
+
+
+def longest_row(recipe: Recipe, assumptions: Assumptions) -> int:
+    """Tokens of the longest prompt with response of the RL stages; of the evaluations where there are none."""
+    by_kind = [
+        [s.sampling.max_response_tokens for s in recipe.stages if isinstance(s, kind)]
+        for kind in (RlStage, EvaluateStage)
+    ]
+    return max(by_kind[0] or by_kind[1], default=0) + max(1, int(assumptions.prompt_tokens))
+
+
+def _on_gpus(recipe: Recipe, shape: Shape, assumptions: Assumptions, longest: int) -> tuple[Memory, Layout]:
+    """Learner and engines take turns on the same GPUs. The learner: FSDP2 over all of them, fp32 master weights,
+    gradients and AdamW state, bf16 compute, every layer recomputed. The engine: bf16, behind its own share."""
+    n, parameters = recipe.gpus, shape.parameters
+    tokens = max(int(assumptions.micro_batch_tokens), longest)
+    engine_bytes = assumptions.engine_memory_share * assumptions.gpu_memory_gb * 1e9
+    parallel = _tensor_parallel(n, BF16 * parameters, engine_bytes, assumptions.engine_weight_share)
+    engine_weights = BF16 * parameters / parallel
+    kv_cache = engine_bytes - engine_weights
+    memory = Memory(
+        weights=FP32 * parameters / n,
+        gathered=BF16 * (2 * shape.layer_parameters + shape.outer_parameters),  # a layer at work, the next on its way
+        gradients=FP32 * parameters / n,
+        optimizer=2 * FP32 * parameters / n,
+        activations=BF16 * tokens * (shape.layers * shape.hidden + shape.layer_activations) + 2 * FP32 * CHUNK_LOGITS,
+        engine_weights=engine_weights,
+        kv_cache=kv_cache,
+    )
+    kv_tokens = int(kv_cache * parallel / (BF16 * shape.kv_values))
+    return memory, Layout(n // parallel, parallel, kv_tokens, kv_tokens // longest, longest)
+
+
+def _tensor_parallel(gpus: int, weight_bytes: float, engine_bytes: float, share: float) -> int:
+    """The smallest power of two that divides the GPUs and leaves room: fewer GPUs an engine, less to exchange."""
+    parallel = 1
+    while weight_bytes / parallel > share * engine_bytes:
+        parallel *= 2
+        if parallel > MAX_TENSOR_PARALLEL or gpus % parallel:
+            raise AssumptionError(
+                f"{weight_bytes / 1e9:.1f} GB of weights fit no engine of up to {MAX_TENSOR_PARALLEL} of {gpus} GPUs "
+                f"with {engine_bytes / 1e9:.1f} GB each: more GPUs, or other values of gpu_memory_gb, "
+                "engine_memory_share or engine_weight_share"
+            )
+    return parallel
+
+
+def _on_cpu(recipe: Recipe, shape: Shape) -> tuple[Memory, Layout]:
+    """Everything in one process, fp32; the engine reads the learner's own weights. Nothing is recomputed."""
+    limits = [s.sampling.max_response_tokens for s in recipe.stages if isinstance(s, (RlStage, EvaluateStage))]
+    longest = max(limits, default=1024) + MAX_PROMPT_TOKENS
+    tokens = max(MICRO_BATCH_TOKENS, longest)
+    kv_tokens = MAX_BATCH * longest
+    memory = Memory(
+        weights=FP32 * shape.parameters,
+        gathered=0,
+        gradients=FP32 * shape.parameters,
+        optimizer=2 * FP32 * shape.parameters,
+        activations=FP32 * tokens * shape.layers * shape.layer_activations + 2 * FP32 * CHUNK_LOGITS,
+        engine_weights=0,
+        kv_cache=FP32 * shape.kv_values * kv_tokens,
+    )
+    return memory, Layout(0, 1, kv_tokens, MAX_BATCH, longest)

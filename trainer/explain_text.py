@@ -1,0 +1,122 @@
+"""An explanation of a recipe as plain text tables."""
+
+from dataclasses import fields
+from math import ceil
+from typing import Any
+
+from contracts.recipe import CurateStage, RlStage, SftStage
+from trainer.explain import STEP, Assumptions, Explanation, Load
+from trainer.tables import format_table
+
+_SUMMED = ("rollouts", "tokens", "policy_tokens", "calls", "stored_bytes")
+
+
+def format_explanation(e: Explanation) -> str:
+    stages = [[str(i + 1), s.name, s.kind, _describe(s)] for i, s in enumerate(e.recipe.stages)]
+    lines = [f"{e.recipe.name}: {e.recipe.description}", "", "Stages"]
+    lines += [f"  {number} {name} ({kind}): {text}" for number, name, kind, text in stages]
+    model = f"\nModel: {e.shape.name}, {e.shape.parameters / 1e9:,.3f} billion parameters\n"
+    parts = ["\n".join(lines), model, _load_table(e), _learning(e), _memory_table(e), _layout(e), _assumption_table(e)]
+    return "\n".join(part for part in parts if part)
+
+
+def _describe(stage: Any) -> str:
+    match stage:
+        case CurateStage():
+            return f"at most {stage.count:,} problems of {stage.source}, {stage.held_out:,} held out"
+        case SftStage():
+            demonstrations = stage.steps * stage.batch_size
+            return f"{stage.steps:,} steps of {stage.batch_size} demonstrations, {demonstrations:,} in all"
+        case RlStage():
+            hard = ", hard problems only" if stage.hard_subset else ""
+            return (
+                f"{stage.steps:,} steps of {stage.prompts_per_step} prompts x {stage.oversample} rollouts, "
+                f"{stage.group_size} kept ({stage.resample.value}), {stage.sampling.max_response_tokens:,} tokens, "
+                f"{stage.sampling.max_turns} turns, learning rate {stage.learning_rate:g}{hard}"
+            )
+    return f"{len(stage.checkpoints)} checkpoints on {stage.benchmark}, {stage.k} samples a problem"
+
+
+def _load_table(e: Explanation) -> str:
+    rows = [[f"{load.stage}: {load.occasion}", f"{load.times:,}", *_figures(load)] for load in e.loads]
+    total = Load("", "", 1, *(sum(load.times * getattr(load, name) for load in e.loads) for name in _SUMMED))
+    if e.loads:
+        rows.append(["in all", "", *_figures(total)])
+    headers = ["sampling", "times", "rollouts", "response tokens", "policy tokens", "tool calls", "trajectories"]
+    return format_table("Sampling, each time", headers, rows)
+
+
+def _figures(load: Load) -> list[str]:
+    counts = (load.rollouts, load.tokens, load.policy_tokens, load.calls)
+    return [*(f"{round(value):,}" for value in counts), _size(load.stored_bytes)]
+
+
+def _learning(e: Explanation) -> str:
+    rows = []
+    for stage in e.recipe.stages:
+        if isinstance(stage, RlStage):
+            kept = stage.prompts_per_step * stage.group_size
+            tokens = kept * e.assumptions.response_share * stage.sampling.max_response_tokens
+            updates = stage.epochs * ceil(kept / (stage.mini_batch or kept))
+            learned = tokens * (1 - e.assumptions.tool_share)
+            rows.append([stage.name, f"{stage.steps:,}", f"{kept:,}", f"{round(learned):,}", f"{updates:,}"])
+    headers = ["learning", "steps", "kept rollouts", "their policy tokens", "updates"]
+    return format_table("Learning, each step, when no group is dropped", headers, rows)
+
+
+def _memory_table(e: Explanation) -> str:
+    m = e.memory
+    kept_cache = 0 if e.recipe.gpus else m.kv_cache  # on a GPU the engine gives its memory back while the learner works
+    training = m.weights + m.gathered + m.gradients + m.optimizer + m.activations + kept_cache
+    sampling = m.weights + m.optimizer + m.engine_weights + m.kv_cache  # no gradient, no activation
+    rows: list[tuple[str, float]] = [
+        ("weights, fp32", m.weights),
+        ("weights of the layers at work, bf16", m.gathered),
+        ("gradients, fp32", m.gradients),
+        ("optimizer (AdamW, two moments, fp32)", m.optimizer),
+        ("activations of a micro-batch", m.activations),
+        ("engine weights, bf16", m.engine_weights),
+        ("KV cache", m.kv_cache),
+        ("while learning", training),
+        ("while sampling", sampling),
+    ]
+    gpus = f"Memory of each of {e.recipe.gpus} GPUs, {e.assumptions.gpu_memory_gb:g} GB"
+    where = gpus if e.recipe.gpus else "Memory of the trainer's process"
+    return format_table(where, ["part", "size"], [[name, _size(size)] for name, size in rows if size])
+
+
+def _layout(e: Explanation) -> str:
+    layout = e.layout
+    if not layout.engines:
+        return (
+            f"Engine: inside the trainer's process, over the learner's own weights; {layout.full_rollouts} rollouts at "
+            f"once, {layout.longest:,} tokens each at most\n"
+        )
+    in_flight = layout.engines * layout.full_rollouts
+    most = max((load.rollouts for load in e.loads if load.occasion == STEP), default=0)
+    return (
+        f"Engines: {layout.engines} of {layout.tensor_parallel} GPU{'s' * (layout.tensor_parallel > 1)} each (tensor "
+        f"parallel {layout.tensor_parallel}), taking turns with the learner on the same GPUs; a KV cache of "
+        f"{layout.kv_tokens:,} tokens an engine holds {layout.full_rollouts:,} rollouts of {layout.longest:,} tokens, "
+        f"{in_flight:,} in all: {ceil(most / max(1, in_flight))} waves for the {most:,} rollouts of a step if all were "
+        "that long\n"
+    )
+
+
+def _assumption_table(e: Explanation) -> str:
+    values = [
+        (f.name, getattr(e.assumptions, f.name), f.metadata["why"])
+        for f in fields(Assumptions)
+        if e.recipe.gpus or not f.metadata["only_gpus"]
+    ]
+    width = max(len(f"{name} = {value:g}") for name, value, _ in values)
+    lines = [f"  {f'{name} = {value:g}'.ljust(width)}  {why}" for name, value, why in values]
+    return "\n".join(["Assumptions (change one with --assume NAME=VALUE)", *lines, ""])
+
+
+def _size(count: float) -> str:
+    for name in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if name == "B" else f"{count:.2f} {name}"
+        count /= 1000
+    return f"{count:.2f} TB"
