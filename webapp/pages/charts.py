@@ -44,6 +44,7 @@ class Chart:
     stacked: bool = False
     share: bool = False
     x: str = "step"
+    tabs: tuple[str, ...] = ("overview",)
 
     @property
     def metrics(self) -> list[str]:
@@ -90,10 +91,11 @@ CHARTS = (
     Chart(
         "tools",
         "Tool errors",
-        "Is tool use getting cleaner? errored calls of all calls, %",
+        "Is tool use getting cleaner? errored calls of all, by grade, %",
         (
-            Series("tools/error_ratio_right", "right rollouts"),
-            Series("tools/error_ratio", "all rollouts", "faint"),
+            Series("tools/error_ratio_right", "right rollouts", "ok"),
+            Series("tools/error_ratio_wrong", "wrong rollouts", "violet"),
+            Series("tools/error_ratio", "all rollouts", "faint", dash="dot"),
         ),
         share=True,
     ),
@@ -108,12 +110,35 @@ CHARTS = (
         "entropy",
         "Entropy",
         "Is it collapsing? mean over policy tokens, nats, full vocabulary",
+        (Series("entropy/mean", "all policy tokens", "warn"),),
+        unit="nats",
+    ),
+    Chart(
+        "classes",
+        "Entropy by class",
+        "Where is the policy unsure? mean over policy tokens, nats",
         (
-            Series("entropy/mean", "all policy tokens", "warn"),
-            Series("entropy/after_error", "after a failed tool response", "bad", dash="dot"),
-            Series("entropy/after_ok", "after a successful one", "ok", dash="dot"),
+            Series("entropy/reasoning", "reasoning"),
+            Series("entropy/code", "code", "ok"),
+            Series("entropy/comment", "comment", "ok", dash="dot"),
+            Series("entropy/answer", "answer", "warn"),
+            Series("entropy/format", "format", "faint", dash="dot"),
         ),
         unit="nats",
+        tabs=("overview", "tokens"),
+    ),
+    Chart(
+        "beside",
+        "Before and after tool responses",
+        "Does a response make it think? mean entropy beside it, nats",
+        (
+            Series("entropy/before_ok", "before success", "ok", dash="dot"),
+            Series("entropy/after_ok", "after success", "ok"),
+            Series("entropy/before_error", "before failure", "bad", dash="dot"),
+            Series("entropy/after_error", "after failure", "bad"),
+        ),
+        unit="nats",
+        tabs=("overview", "tokens"),
     ),
     Chart(
         "marks",
@@ -124,6 +149,7 @@ CHARTS = (
             Series("tokens/reflection_share", "reflection"),
         ),
         share=True,
+        tabs=("overview", "tokens"),
     ),
     Chart(
         "groups",
@@ -162,7 +188,15 @@ CHARTS = (
 CHART_METRICS = sorted({name for chart in CHARTS for name in chart.metrics})
 
 
-def charts_of(stage_kinds: set[str]) -> list[Chart]:
-    """The charts a run with stages of these kinds can ever fill."""
+def charts_of(stage_kinds: set[str], tab: str = "overview") -> list[Chart]:
+    """The charts of a tab that a run with stages of these kinds can ever fill."""
     needed = {"step": "rl", "SFT step": "sft"}
-    return [c for c in CHARTS if needed.get(c.x, "rl") in stage_kinds]
+    return [c for c in CHARTS if tab in c.tabs and needed.get(c.x, "rl") in stage_kinds]
+
+
+def ledger_series() -> list[Series]:
+    """Label and colour of each decision, kept ones first; a decision the chart does not name yet comes last."""
+    named = next(chart for chart in CHARTS if chart.key == "ledger").series
+    known = {s.metric for s in named}
+    others = [n for n in METRICS if n.startswith("ledger/") and n not in known]
+    return [*named, *(Series(n, n.removeprefix("ledger/").replace("_", " "), "muted") for n in others)]

@@ -9,10 +9,11 @@ from uuid import UUID
 from django.db.models import Sum
 
 from contracts.events import encode_number
-from webapp.pages.charts import CHART_METRICS
+from webapp.pages.charts import CHART_METRICS, ledger_series
 from webapp.runs.models import LogLine, MetricPoint, Run, RunState
 from webapp.runs.queries import RunRow, latest_values
 from webapp.runs.series import read_series
+from webapp.trajectories.models import Trajectory
 
 SPARKS = (
     ("reward/mean", "reward"),
@@ -24,7 +25,7 @@ SPARK_POINTS = 60
 PAGE_SIZE = 50
 LOG_LINES = 400
 LOG_LEVELS = ("info", "warning", "error")
-LEDGER = ("kept_right", "kept_wrong", "kept_truncated", "not_selected", "equal_reward", "too_few", "ungraded")
+COUNTABLE = 200_000  # stored rollouts of a run are counted up to about so many: a count reads an index row each
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,63 @@ def log_page(run: Run, *, level: str, text: str, after: int | None, before: int 
 
 
 @dataclass(frozen=True)
+class LedgerPart:
+    """One decision over the whole run. `color` is a CSS token."""
+
+    label: str
+    color: str
+    rollouts: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Where the rollouts of all RL steps went: generated = selected + dropped. `stored`: index rows there are,
+    None where they were not counted."""
+
+    generated: int
+    selected: int
+    dropped: int
+    ungraded: int
+    kept_parts: list[LedgerPart]
+    dropped_parts: list[LedgerPart]
+    stored: int | None
+
+    @property
+    def parts(self) -> list[LedgerPart]:
+        return [*self.kept_parts, *self.dropped_parts]
+
+
+def ledger(run: Run) -> Ledger | None:
+    """Summed over the steps reported so far; None before the first one."""
+    points = MetricPoint.objects.filter(run=run, name__startswith="ledger/")
+    totals = dict(points.values_list("name").annotate(total=Sum("value")))
+    counts = {name: int(total) for name, total in totals.items() if isfinite(total)}
+    generated = sum(counts.values())
+    if not generated:
+        return None
+    kept: list[LedgerPart] = []
+    dropped: list[LedgerPart] = []
+    for series in ledger_series():
+        if count := counts.get(series.metric, 0):
+            part = LedgerPart(series.label, series.color, count, count / generated)
+            (kept if series.metric.startswith("ledger/kept_") else dropped).append(part)
+    return Ledger(
+        generated=generated,
+        selected=sum(part.rollouts for part in kept),
+        dropped=sum(part.rollouts for part in dropped),
+        ungraded=counts.get("ledger/ungraded", 0),
+        kept_parts=kept,
+        dropped_parts=dropped,
+        stored=_stored_rollouts(run) if run.run_state.is_terminal and generated <= COUNTABLE else None,
+    )
+
+
+def _stored_rollouts(run: Run) -> int:
+    return Trajectory.objects.filter(run=run, is_evaluation=False).count()
+
+
+@dataclass(frozen=True)
 class Tiles:
     average: float | None
     half_width: float | None
@@ -140,8 +198,6 @@ class Tiles:
     tokens: float | None
     truncated: float | None
     tool_errors: float | None
-    ungraded: int | None
-    rollouts: int
     reward: float | None
     step_s: float | None
     left_s: float | None
@@ -164,12 +220,6 @@ def tiles(run: Run) -> Tiles:
         .order_by("-stage", "-step")
         .values_list("value", flat=True)[:2]
     )
-    totals = dict(
-        MetricPoint.objects.filter(run=run, name__in=[f"ledger/{d}" for d in LEDGER])
-        .values_list("name")
-        .annotate(total=Sum("value"))
-    )
-    finite = {k: v for k, v in totals.items() if isfinite(v)}
     step_s = now.get("time/step_s")
     goes_on = run.run_state is RunState.RUNNING and step_s is not None and isfinite(step_s) and run.step > 0
     return Tiles(
@@ -179,8 +229,6 @@ def tiles(run: Run) -> Tiles:
         tokens=now.get("response/tokens_mean"),
         truncated=now.get("response/truncated_ratio"),
         tool_errors=now.get("tools/error_ratio_right"),
-        ungraded=int(finite.get("ledger/ungraded", 0)) if finite else None,
-        rollouts=int(sum(finite.values())),
         reward=now.get("reward/mean"),
         step_s=step_s,
         left_s=(run.total_steps - run.step) * step_s if goes_on and step_s is not None else None,

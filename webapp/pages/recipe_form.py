@@ -23,7 +23,7 @@ STAGE_MODELS: dict[str, type[BaseModel]] = {
     "rl": RlStage,
     "evaluate": EvaluateStage,
 }
-ACRONYMS = {"sft": "SFT", "k": "k"}
+ACRONYMS = {"sft": "SFT", "k": "k", "gpus": "GPUs"}
 OF_PROFILE = "the profile's"  # what an empty limit is; which profile is chosen in the same form
 Tree = dict[str, Any]
 Errors = dict[str, list[str]]

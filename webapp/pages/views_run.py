@@ -10,6 +10,7 @@ from django.shortcuts import redirect, render
 from django.urls import NoReverseMatch, reverse
 from django.views.decorators.http import require_GET, require_POST
 
+from contracts.events import TokenWindow
 from webapp.accounts.access import has_role
 from webapp.accounts.models import Role
 from webapp.benchmarks.queries import evaluations_of_run
@@ -20,6 +21,12 @@ from webapp.runs import actions
 from webapp.runs.access import get_run
 from webapp.runs.models import RESUMABLE_STATES, STOPPABLE_STATES, Run, RunState, TokenReportRow
 
+WINDOW_WORDS = {
+    TokenWindow.BEFORE_OK: "before a call that succeeded",
+    TokenWindow.AFTER_OK: "after its response",
+    TokenWindow.BEFORE_ERROR: "before a call that failed",
+    TokenWindow.AFTER_ERROR: "after its response",
+}
 TABS = (
     ("overview", "Overview", "pages:run"),
     ("curation", "Curation", "pages:run_curation"),
@@ -63,30 +70,29 @@ def _now(run: Run) -> dict[str, Any]:
     """What the upper part of the overview shows and is asked for again when the run has changed."""
     names = benchmark_names(run.project)
     evaluations = [(e, benchmark_name(names, e.benchmark)) for e in evaluations_of_run(run.pk)]
-    return {"tiles": queries.tiles(run), "stage_kinds": _stage_kinds(run), "evaluations": evaluations}
+    kinds = _stage_kinds(run)
+    return {
+        "tiles": queries.tiles(run),
+        "ledger": queries.ledger(run) if "rl" in kinds else None,
+        "stage_kinds": kinds,
+        "evaluations": evaluations,
+    }
+
+
+def _charts(run: Run, tab: str) -> dict[str, Any]:
+    """What a template with charts needs: the charts, and the data `charts.js` draws them from."""
+    revision, points = queries.points(run, since=-1)
+    charts = charts_of(_stage_kinds(run), tab)
+    data = {"charts": [c.as_json() for c in charts], "stages": run.stages, "revision": revision, "points": points}
+    return {"charts": charts, "chart_data": data}
 
 
 @login_required
 @require_GET
 def overview(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
-    revision, points = queries.points(run, since=-1)
-    charts = charts_of(_stage_kinds(run))
-    return _render(
-        request,
-        "pages/run_overview.html",
-        run,
-        "overview",
-        **_now(run),
-        charts=charts,
-        chart_data={
-            "charts": [c.as_json() for c in charts],
-            "stages": run.stages,
-            "revision": revision,
-            "points": points,
-        },
-        funnels=funnels_for_run(run),
-    )
+    parts = {**_now(run), **_charts(run, "overview"), "funnels": funnels_for_run(run)}
+    return _render(request, "pages/run_overview.html", run, "overview", **parts)
 
 
 @login_required
@@ -154,13 +160,36 @@ def tokens(request: HttpRequest, run_id: UUID) -> HttpResponse:
         "pages/run_tokens.html",
         run,
         "tokens",
+        **_charts(run, "tokens"),
         report=row.report if row else None,
         step=step,
         classes=_classes(row.report) if row else [],
-        tables=[("forking", row.report["top_forking"]), ("reflection", row.report["top_reflection"])] if row else [],
+        tables=_top_tables(row.report) if row else [],
+        windows=_windows(row.report) if row else [],
         newer=numbers[at + 1] if at + 1 < len(numbers) else None,
         older=numbers[at - 1] if at > 0 else None,
     )
+
+
+def _top_tables(report: dict[str, Any]) -> list[tuple[str, list[Any], list[Any]]]:
+    """(mark, by count, by entropy); reports of earlier versions have no ranking by entropy."""
+    marks = ("forking", "reflection")
+    return [(m, report[f"top_{m}"], report.get(f"top_{m}_by_entropy", [])) for m in marks]
+
+
+def _windows(report: dict[str, Any]) -> list[dict[str, Any]]:
+    found = report.get("windows", {})
+    return [
+        {
+            "words": words,
+            "is_error": place.value.endswith("error"),
+            "forking": found[place]["forking_tokens"] / max(1, found[place]["tokens"]),
+            "reflection": found[place]["reflection_tokens"] / max(1, found[place]["tokens"]),
+            **found[place],
+        }
+        for place, words in WINDOW_WORDS.items()
+        if place in found
+    ]
 
 
 def _classes(report: dict[str, Any]) -> list[dict[str, Any]]:

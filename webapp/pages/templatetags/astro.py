@@ -103,6 +103,13 @@ def percent(value: Any, digits: int = 1) -> str:
 
 
 @register.filter
+def share(part: Any, whole: Any) -> float | None:
+    """part / whole; None where there is no whole."""
+    numerator, denominator = _float(part), _float(whole)
+    return numerator / denominator if numerator is not None and denominator else None
+
+
+@register.filter
 def unit(value: Any, name: str) -> str:
     """A whole number with its unit, the plural left to the caller."""
     return MISSING if _float(value) is None else f"{number(value)} {name}"
