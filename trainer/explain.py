@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from contracts.recipe import CurateStage, EvaluateStage, Recipe, RlStage, Sampling
+from contracts.recipe import AnyStage, CurateStage, EvaluateStage, Recipe, RlStage, Sampling
 from trainer.algorithm.logprobs import CHUNK_LOGITS
 from trainer.analysis.shard import read_report
 from trainer.pipeline import MAX_BATCH, MAX_PROMPT_TOKENS
@@ -18,7 +18,7 @@ from trainer.rl import EVALUATION_SAMPLES, SCREEN_FACTOR
 
 MAX_TENSOR_PARALLEL = 8  # GPUs of one node
 FP32, BF16 = 4, 2
-STEP = "a step"
+STEP, SCREENING = "a step", "screening, at most"
 
 
 class AssumptionError(Exception):
@@ -212,6 +212,9 @@ def find_loads(recipe: Recipe, assumptions: Assumptions) -> Iterator[Load]:
     for stage in recipe.stages:
         if isinstance(stage, CurateStage):
             problems, held_out = max(0, stage.count - stage.held_out), stage.held_out
+            if (screening := stage.parsed_checks.screening) is not None:
+                load = _load(stage, SCREENING, 1, stage.count * screening.samples, assumptions)
+                yield replace(load, stored_bytes=0.0)  # trajectories of a screening are not kept
         elif isinstance(stage, RlStage):
             yield from _rl_loads(stage, problems, held_out, assumptions)
         elif isinstance(stage, EvaluateStage):
@@ -224,15 +227,17 @@ def _rl_loads(stage: RlStage, problems: int, held_out: int, assumptions: Assumpt
     if stage.hard_subset is not None:
         needed = min(problems, stage.steps * stage.prompts_per_step)
         screened = min(problems, SCREEN_FACTOR * needed)
-        load = _load(stage, "screening, at most", 1, screened * stage.hard_subset.samples, assumptions)
-        yield replace(load, stored_bytes=0.0)  # their trajectories are not kept
+        load = _load(stage, SCREENING, 1, screened * stage.hard_subset.samples, assumptions)
+        yield replace(load, stored_bytes=0.0)
     yield _load(stage, STEP, stage.steps, stage.prompts_per_step * stage.oversample, assumptions)
     if stage.evaluate_every and held_out:
         rollouts = min(held_out, stage.evaluate_problems) * EVALUATION_SAMPLES
         yield _load(stage, "an evaluation", stage.steps // stage.evaluate_every, rollouts, assumptions)
 
 
-def _load(stage: RlStage | EvaluateStage, occasion: str, times: int, rollouts: int, assumptions: Assumptions) -> Load:
+def _load(
+    stage: CurateStage | RlStage | EvaluateStage, occasion: str, times: int, rollouts: int, assumptions: Assumptions
+) -> Load:
     sampling: Sampling = stage.sampling
     tokens = rollouts * assumptions.response_share * sampling.max_response_tokens
     turns = min(sampling.max_turns, assumptions.mean_turns)
@@ -255,6 +260,10 @@ def longest_row(recipe: Recipe, assumptions: Assumptions) -> int:
         for kind in (RlStage, EvaluateStage)
     ]
     return max(by_kind[0] or by_kind[1], default=0) + max(1, int(assumptions.prompt_tokens))
+
+
+def _screens(stage: AnyStage) -> TypeGuard[CurateStage]:
+    return isinstance(stage, CurateStage) and stage.parsed_checks.screening is not None
 
 
 def _on_gpus(recipe: Recipe, shape: Shape, assumptions: Assumptions, longest: int) -> tuple[Memory, Layout]:
@@ -295,8 +304,8 @@ def _tensor_parallel(gpus: int, weight_bytes: float, engine_bytes: float, share:
 
 def _on_cpu(recipe: Recipe, shape: Shape) -> tuple[Memory, Layout]:
     """Everything in one process, fp32; the engine reads the learner's own weights. Nothing is recomputed."""
-    limits = [s.sampling.max_response_tokens for s in recipe.stages if isinstance(s, (RlStage, EvaluateStage))]
-    longest = max(limits, default=1024) + MAX_PROMPT_TOKENS
+    sampling = [s for s in recipe.stages if isinstance(s, (RlStage, EvaluateStage)) or _screens(s)]
+    longest = max((s.sampling.max_response_tokens for s in sampling), default=1024) + MAX_PROMPT_TOKENS
     tokens = max(MICRO_BATCH_TOKENS, longest)
     kv_tokens = MAX_BATCH * longest
     memory = Memory(

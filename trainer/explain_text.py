@@ -23,7 +23,7 @@ def format_explanation(e: Explanation) -> str:
 def _describe(stage: Any) -> str:
     match stage:
         case CurateStage():
-            return f"at most {stage.count:,} problems of {stage.source}, {stage.held_out:,} held out"
+            return f"at most {stage.count:,} problems of {' and '.join(stage.sources)}, {stage.held_out:,} held out"
         case SftStage():
             demonstrations = stage.steps * stage.batch_size
             return f"{stage.steps:,} steps of {stage.batch_size} demonstrations, {demonstrations:,} in all"

@@ -93,6 +93,12 @@ def test_a_step_an_evaluation_and_a_screening():
     assert (evaluation.times, evaluation.rollouts) == (3, 20)
 
 
+def test_a_curation_that_asks_the_model():
+    curate = {"kind": "curate", "name": "other", "count": 50, "checks": ["integer answer", "agreement 2 of 16"]}
+    (load,) = find_loads(recipe(curate), ROUND)
+    assert (load.stage, load.rollouts, load.stored_bytes) == ("other", 800, 0)
+
+
 def test_turns_are_at_most_the_recipe_s():
     (step,) = find_loads(recipe(rl(sampling={"max_response_tokens": 200, "max_turns": 2})), ROUND)
     assert step.calls == 32
