@@ -1,5 +1,7 @@
 """Chunked scores against naive ones in fp32."""
 
+import math
+
 import pytest
 import torch
 
@@ -9,10 +11,10 @@ from trainer.algorithm.logprobs import score_tokens
 VOCABULARY, WIDTH, TOKENS = 37, 8, 29
 
 
-def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    hidden = torch.randn(TOKENS, WIDTH, generator=generator, requires_grad=True)
-    head = torch.randn(VOCABULARY, WIDTH, generator=generator, requires_grad=True)
+    hidden = torch.randn(TOKENS, WIDTH, generator=generator, dtype=dtype, requires_grad=True)
+    head = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=dtype, requires_grad=True)
     return hidden, head, torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
 
 
@@ -35,8 +37,30 @@ def test_values_and_gradients_equal_the_naive_ones(
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def test_entropies_carry_no_gradient() -> None:
-    assert not score_tokens(*tensors()).entropies.requires_grad
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+@pytest.mark.parametrize("with_logprobs", [True, False])
+def test_entropies_have_the_naive_gradient(rows: int, with_logprobs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", rows * VOCABULARY)
+    hidden, head, targets = tensors(torch.float64)
+    scale = torch.linspace(-1, 2, TOKENS, dtype=torch.float64)
+    scores = score_tokens(hidden, head, targets, 0.6)
+    naive = torch.log_softmax(hidden @ head.t() / 0.6, -1)
+    entropies = -(naive.exp() * naive).sum(-1)
+    picked = naive.gather(-1, targets[:, None])[:, 0] if with_logprobs else torch.zeros(TOKENS)
+    got = torch.autograd.grad((scores.entropies * scale + with_logprobs * scores.logprobs).sum(), (hidden, head))
+    expected = torch.autograd.grad((entropies * scale + picked).sum(), (hidden, head))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+def test_the_gradient_of_an_entropy_by_hand() -> None:
+    # logits log 3 and 0: p = 3/4, 1/4, H = 0.562335; dH/dz = -p (log p + H) = -0.205990 and 0.205990
+    hidden = torch.tensor([[1.0]], requires_grad=True)
+    head = torch.tensor([[math.log(3)], [0.0]])
+    entropy = score_tokens(hidden, head, torch.tensor([0])).entropies
+    assert float(entropy.detach()) == pytest.approx(0.562335)
+    entropy.sum().backward()
+    assert hidden.grad is not None and float(hidden.grad) == pytest.approx(-0.205990 * math.log(3), rel=1e-5)
 
 
 def test_no_tokens_at_all() -> None:

@@ -14,7 +14,7 @@ CHUNK_LOGITS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """`logprobs` carries the gradient; `entropies` does not. Both (tokens,), nats."""
+    """Both (tokens,), nats, and differentiable."""
 
     logprobs: Tensor
     entropies: Tensor
@@ -33,7 +33,7 @@ class _ChunkedScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         count = hidden.shape[0]
-        logprobs, entropies, normalisers = hidden.new_empty(3, count).unbind(0)
+        logprobs, entropies, normalisers = (hidden.new_empty(count) for _ in range(3))
         rows = _chunk_rows(head)
         for start in range(0, count, rows):
             part = slice(start, min(start + rows, count))
@@ -43,23 +43,29 @@ class _ChunkedScores(torch.autograd.Function):
             logprobs[part] = logits.gather(-1, targets[part, None])[:, 0] - normaliser
             # H = log Z - sum p * logit
             entropies[part] = normaliser - ((logits - normaliser[:, None]).exp_() * logits).sum(-1)
-        ctx.save_for_backward(hidden, head, targets, normalisers)
+        ctx.save_for_backward(hidden, head, targets, normalisers, entropies)
         ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)  # entropies cost nothing where the loss does not use them
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        hidden, head, targets, normalisers = ctx.saved_tensors
-        grad = grads[0] / ctx.temperature
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
+        hidden, head, targets, normalisers, entropies = ctx.saved_tensors
+        of_logprobs = torch.zeros_like(entropies) if grads[0] is None else grads[0] / ctx.temperature
+        of_entropies = None if grads[1] is None else grads[1] / ctx.temperature
         grad_hidden, grad_head = torch.empty_like(hidden), torch.zeros_like(head)
         rows = _chunk_rows(head)
         for start in range(0, hidden.shape[0], rows):
             part = slice(start, min(start + rows, hidden.shape[0]))
-            logits = (hidden[part] @ head.t()).div_(ctx.temperature)
+            logprobs = (hidden[part] @ head.t()).div_(ctx.temperature).sub_(normalisers[part, None])
+            of_entropy = None
+            if of_entropies is not None:  # d H / d logits = - p * (log p + H)
+                of_entropy = (logprobs + entropies[part, None]).mul_(logprobs.exp()).mul_(-of_entropies[part, None])
             # d logp / d logits = onehot - softmax
-            delta = logits.sub_(normalisers[part, None]).exp_().mul_(-grad[part, None])
-            delta.scatter_add_(1, targets[part, None], grad[part, None])
+            delta = logprobs.exp_().mul_(-of_logprobs[part, None])
+            delta.scatter_add_(1, targets[part, None], of_logprobs[part, None])
+            if of_entropy is not None:
+                delta.add_(of_entropy)
             grad_hidden[part] = delta @ head
             grad_head.addmm_(delta.t(), hidden[part])
         return grad_hidden, grad_head, None, None
