@@ -8,7 +8,7 @@ Paths: relative ones are under the run's artifact folder; `artifacts:X` is X und
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from contracts.base import Frozen
 from contracts.curation import RULES, Checks, parse_checks
@@ -24,8 +24,34 @@ class Resample(StrEnum):
 
 
 class AdvantageScale(StrEnum):
-    STD = "std"
-    NONE = "none"
+    """What divides reward minus group mean (eq. 7); see docs/decisions/loss.md."""
+
+    STD = "std"  # the standard deviation over the kept rollouts of the group
+    NONE = "none"  # nothing (Dr. GRPO)
+    BATCH = "batch"  # the standard deviation over all rollouts kept in the step
+
+
+class Overlong(StrEnum):
+    """What becomes of truncated rollouts, whose reward is 0 in any case (2.2.1)."""
+
+    KEEP = "keep"  # negatives like all others, as in the paper
+    MASK = "mask"  # they count in the group's mean, but are not learned from (DAPO's filtering)
+    PENALTY = "penalty"  # the reward falls over the last fifth of the limit, by 1 at its end (DAPO's soft punishment)
+
+
+class LossTerm(StrEnum):
+    """What can be added to the paper's loss, which has none of them (2.2.2). Each takes one number."""
+
+    DUAL_CLIP = "dual_clip"  # above 1: the bound of the ratio where the advantage is negative
+    KL_K1 = "kl_k1"  # coefficient; taken off the advantage, token by token
+    KL_K2 = "kl_k2"  # coefficient of log(ratio)^2 / 2 to the stage's first policy
+    KL_K3 = "kl_k3"  # coefficient of ratio - 1 - log(ratio) to the stage's first policy
+    ENTROPY = "entropy"  # coefficient of the entropy bonus
+    TIS = "tis"  # at least 1: the bound of the importance weights, trainer over engine
+
+    @property
+    def is_kl(self) -> bool:
+        return self in (LossTerm.KL_K1, LossTerm.KL_K2, LossTerm.KL_K3)
 
 
 class LossAggregation(StrEnum):
@@ -42,6 +68,8 @@ class FeedbackStyle(StrEnum):
 
 
 OLD_LENGTH = "max_response_chars"  # recipes stored before tool responses were counted in tokens have it
+# Fields that are constants now; a stored recipe that says something else is of an earlier version and stays so.
+RETIRED = {"penalty_floor": 0.05, "warmup_share": 0.04}
 
 
 class ToolSettings(Frozen):
@@ -107,12 +135,28 @@ def _fill(given: dict[str, Any], usual: Limits) -> dict[str, Any]:
 
 
 def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
-    """A resolved recipe of an earlier version in today's fields; ASCII text has no more tokens than characters."""
+    """A resolved recipe of an earlier version in today's fields; `stored` itself where it is of today."""
+    upgraded = _without_retired(_count_in_tokens(stored))
+    stages = stored.get("stages")
+    if isinstance(stages, list):
+        newer = [_without_retired(stage) if isinstance(stage, dict) else stage for stage in stages]
+        if newer != stages:
+            upgraded = upgraded | {"stages": newer}
+    return upgraded
+
+
+def _count_in_tokens(stored: dict[str, Any]) -> dict[str, Any]:
+    """ASCII text has no more tokens than characters."""
     tool = stored.get("tool")
     if not isinstance(tool, dict) or OLD_LENGTH not in tool:
         return stored
     rest = {name: value for name, value in tool.items() if name != OLD_LENGTH}
     return stored | {"tool": rest | {"max_tool_response_tokens": max(32, int(tool[OLD_LENGTH]))}}
+
+
+def _without_retired(fields: dict[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in fields.items() if name not in RETIRED or RETIRED[name] != value}
+    return rest if len(rest) < len(fields) else fields
 
 
 class Sampling(Frozen):
@@ -173,7 +217,6 @@ class SftStage(Stage):
     steps: int = Field(200, ge=1, description="optimizer steps")
     batch_size: int = Field(32, ge=1, description="demonstrations a step")
     learning_rate: float = Field(1e-3, gt=0, le=1, description="AdamW, the highest of the schedule")
-    warmup_share: float = Field(0.04, ge=0, le=1, description="share of steps with rising learning rate")
 
 
 class HardSubset(Frozen):
@@ -192,6 +235,8 @@ class RlStage(Stage):
     oversample: int = Field(32, ge=2, description="rollouts generated a prompt; the paper's 2G")
     group_size: int = Field(16, ge=2, description="rollouts kept a prompt; the paper's G")
     resample: Resample = Field(Resample.PAPER, description="the selection rule; none is plain GRPO")
+    refill: int = Field(0, ge=0, le=16, description="rounds of new prompts for groups with equal rewards; paper: none")
+    overlong: Overlong = Field(Overlong.KEEP, description="truncated rollouts: keep as negatives, mask, or penalty")
     sampling: Sampling = Sampling()
     hard_subset: HardSubset | None = Field(None, description="train only on problems not yet always solved")
     learning_rate: float = Field(1e-6, gt=0, le=1, description="AdamW")
@@ -200,6 +245,10 @@ class RlStage(Stage):
     clip_high: float = Field(0.28, gt=0, description="clip-higher: the upper side is wider")
     advantage_scale: AdvantageScale = Field(AdvantageScale.STD, description="what divides reward minus mean")
     loss_aggregation: LossAggregation = Field(LossAggregation.GROUP_TOKEN, description="how tokens are averaged")
+    loss_terms: dict[LossTerm, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="additions, each with its number: dual_clip 3, kl_k1, kl_k2 or kl_k3 0.001, entropy 0.001, tis 2",
+    )
     epochs: int = Field(1, ge=1, description="passes over the kept rollouts of a step")
     mini_batch: int = Field(0, ge=0, description="rollouts an update; 0: all kept ones in one update")
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0: none")
@@ -212,6 +261,17 @@ class RlStage(Stage):
         if self.group_size > self.oversample:
             raise ValueError(f"group_size {self.group_size} is larger than oversample {self.oversample}")
         return self
+
+    @field_validator("loss_terms")
+    @classmethod
+    def _terms_make_sense(cls, terms: dict[LossTerm, float]) -> dict[LossTerm, float]:
+        if sum(term.is_kl for term in terms) > 1:
+            raise ValueError("choose one of kl_k1, kl_k2 and kl_k3")
+        if terms.get(LossTerm.DUAL_CLIP, 2) <= 1:
+            raise ValueError("dual_clip must be above 1: it bounds the ratio from above")
+        if terms.get(LossTerm.TIS, 1) < 1:
+            raise ValueError("tis must be at least 1: engine and trainer agree at weight 1")
+        return terms
 
 
 class EvaluateStage(Stage):
@@ -244,7 +304,6 @@ class Recipe(Frozen):
     gpus: int = Field(0, ge=0, description="GPUs the run is laid out for; 0: the CPUs of this machine")
     model: str = Field("models/tiny-base", description="a model folder (transformers format) or a checkpoint")
     tool: ToolSettings = ToolSettings()
-    penalty_floor: float = Field(0.05, gt=0, description="added to p_err + p_format before 1/x: the paper has 1/0")
     forking_share: float = Field(0.2, gt=0, lt=1, description="top share by entropy in a trajectory")
     reflection_window: int = Field(24, ge=1, description="policy tokens after a tool response that may be reflection")
     stages: list[AnyStage] = Field(min_length=1, max_length=12)

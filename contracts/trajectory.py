@@ -129,10 +129,13 @@ class TrajectoryIndex(Frozen):
     grade: Grade
     advantage: float | None
     decision: Decision
-    weight: float | None = Field(None, description="1 / (p_err + p_format), the RoC draw weight; positives only")
+    weight: float | None = Field(None, description="1 / (p_err + p_format + 0.05), the RoC weight; positives only")
     p_err: float | None = None
     p_format: float | None = None
     draw_probability: float | None = Field(None, description="weight / sum of the weights of the group's positives")
+    draw: int | None = Field(
+        None, description="place in the draw among the group's right (or wrong) rollouts, from 1; None: no draw"
+    )
     stop_reason: StopReason
     turns: int
     tool_calls: int

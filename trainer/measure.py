@@ -79,15 +79,19 @@ def _group_kind(group: Sequence[tuple[Trajectory, LedgerLine]]) -> str:
 
 
 def measure_learning(report: LearnReport, rate: float) -> dict[str, float]:
-    return {
+    values = {
         "policy/loss": report.loss,
         "policy/grad_norm": report.grad_norm,
         "policy/lr": rate,
         "policy/ratio_max": report.ratio_max,
         "policy/clipped_share": report.clipped_share,
-        "policy/logprob_gap_mean": report.gap_mean,
-        "policy/logprob_gap_max": report.gap_max,
+        "policy/dual_clipped_share": report.dual_clipped_share,
+        "policy/logprob_gap_mean": report.mismatch.gap_mean,
+        "policy/logprob_gap_max": report.mismatch.gap_max,
+        "policy/logprob_kl": report.mismatch.kl,
+        "policy/importance_capped_share": report.mismatch.capped_share,
     }
+    return values if report.kl_reference is None else values | {"policy/kl_reference": report.kl_reference}
 
 
 def measure_time(seconds: Mapping[str, float], policy_tokens: int) -> dict[str, float]:

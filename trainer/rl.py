@@ -1,15 +1,18 @@
 """The RL stage: GRPO-RoC, one step after another, read top to bottom (rStar2-Agent 2.2, 4.3)."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from transformers import Qwen3ForCausalLM
 
 from contracts.events import Funnel, FunnelRow, LogLevel
-from contracts.recipe import HardSubset, RlStage, Sampling
+from contracts.recipe import HardSubset, Overlong, RlStage, Sampling
+from contracts.trajectory import Decision
 from trainer.algorithm.advantage import compute_advantages
+from trainer.algorithm.overlong import shape_reward
 from trainer.algorithm.packing import Row
 from trainer.algorithm.resample import Candidate, LedgerLine, SelectionRule, make_candidate, select_rollouts
 from trainer.analysis.entropy import fill_entropies
@@ -20,6 +23,7 @@ from trainer.data.problems import dump_problems, load_problems
 from trainer.evaluate import Plan, evaluate_policy
 from trainer.measure import is_right, measure_learning, measure_ledger, measure_rollouts, measure_time
 from trainer.policy.learner import LearnReport, Sample, learn
+from trainer.policy.model import load_model
 from trainer.policy.optimizer import warmup_rate
 from trainer.rollout.agent import RolloutRequest
 from trainer.rollout.rows import Credit
@@ -56,6 +60,7 @@ class Judged:
             p_err=self.candidate.p_err,
             p_format=self.candidate.p_format,
             draw_probability=self.line.draw_probability,
+            draw=self.line.draw,
         )
 
 
@@ -63,6 +68,7 @@ def run_rl(context: "RunContext", index: int, stage: RlStage) -> None:
     """`stage.steps` steps; each: sample, grade, select, learn, report; now and then evaluate and checkpoint."""
     done = context.begin_training(index, stage, reset_optimizer=stage.reset_optimizer)
     problems = _training_problems(context, index, stage)
+    reference = _load_reference(context, index, stage)
     first = context.first_step(index)
     for stage_step in range(done + 1, stage.steps + 1):
         context.check_stop(index, stage, stage_step - 1)
@@ -70,15 +76,16 @@ def run_rl(context: "RunContext", index: int, stage: RlStage) -> None:
         context.reporter.doing = f"{stage.name}: step {step}"
         started = time.monotonic()
         prompts = pick_prompts(problems, stage.prompts_per_step, stage_step, derive_seed(context.recipe.seed, index))
-        trajectories = _sample(context, index, stage, step=step, prompts=prompts)
+        groups = _collect_groups(context, index, stage, step=step, prompts=prompts, problems=problems)
         generated = time.monotonic()
+        trajectories = [rollout.trajectory for group in groups for rollout in group]
         fill_entropies(context.policy.model, trajectories, stage.sampling.temperature)
-        groups = judge_groups(context, index, stage, step=step, trajectories=trajectories)
-        kept = [rollout for group in groups for rollout in group if rollout.line.is_kept]
+        give_advantages(groups, stage)
         rate = warmup_rate(stage.learning_rate, stage_step, stage.warmup_steps)
-        report = _learn(context, index, stage, step=step, kept=kept, rate=rate)
+        seed = derive_seed(context.recipe.seed, "learn", index, step)
+        report = _learn(context, stage, groups, rate=rate, seed=seed, reference=reference)
         learned = time.monotonic()
-        values = measure_rollouts(trajectories)
+        values = measure_rollouts(trajectories) | {"refill/groups": float(len(groups) - len(prompts))}
         values |= measure_ledger([[(r.trajectory, r.line) for r in group] for group in groups])
         values |= measure_learning(report, rate) if report else {"policy/lr": rate}
         values |= _store(context, index, stage, step=step, rollouts=[r for group in groups for r in group])
@@ -114,6 +121,38 @@ def pick_prompts(problems: Sequence[Problem], count: int, stage_step: int, seed:
     return [problems[int(i)] for i in order[offset * count : (offset + 1) * count]]
 
 
+def pick_refill(problems: Sequence[Problem], used: Collection[str], count: int, seed: int) -> list[Problem]:
+    """At most `count` problems whose ids are not in `used`: a function of these alone, so that a resume repeats it."""
+    order = np.random.default_rng(seed).permutation(len(problems))
+    return [problems[int(i)] for i in order if problems[int(i)].id not in used][:count]
+
+
+def _collect_groups(
+    context: "RunContext",
+    index: int,
+    stage: RlStage,
+    *,
+    step: int,
+    prompts: Sequence[Problem],
+    problems: Sequence[Problem],
+) -> list[list[Judged]]:
+    """The groups of the step's prompts, then at most `stage.refill` rounds of new prompts, as many as groups were
+    dropped so far (DAPO's dynamic sampling, bounded). All groups come back, also those that were dropped."""
+    trajectories = _sample(context, index, stage, step=step, prompts=prompts)
+    groups = judge_groups(context, index, stage, step=step, trajectories=trajectories)
+    used = {problem.id for problem in prompts}
+    for round_ in range(1, stage.refill + 1):
+        missing = len(prompts) - sum(any(r.line.is_kept for r in group) for group in groups)
+        seed = derive_seed(context.recipe.seed, "refill", index, step, round_)
+        more = pick_refill(problems, used, missing, seed)
+        if not more:
+            break
+        trajectories = _sample(context, index, stage, step=step, prompts=more)
+        groups += judge_groups(context, index, stage, step=step, trajectories=trajectories)
+        used |= {problem.id for problem in more}
+    return groups
+
+
 def _sample(
     context: "RunContext", index: int, stage: RlStage, *, step: int, prompts: Sequence[Problem]
 ) -> list[Trajectory]:
@@ -138,8 +177,8 @@ def _sample(
 def judge_groups(
     context: "RunContext", index: int, stage: RlStage, *, step: int, trajectories: Sequence[Trajectory]
 ) -> list[list[Judged]]:
-    """Selection and advantages, group by group; a group is the rollouts of one prompt, by its id."""
-    rule = SelectionRule(stage.resample, stage.group_size, context.recipe.penalty_floor)
+    """The selection, group by group; a group is the rollouts of one prompt, by its id."""
+    rule = SelectionRule(stage.resample, stage.group_size)
     by_prompt: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         by_prompt.setdefault(trajectory.problem.id, []).append(trajectory)
@@ -148,26 +187,61 @@ def judge_groups(
         candidates = [make_candidate(t, context.sampler.chat.turn_texts(t)) for t in members]
         rng = np.random.default_rng(derive_seed(context.recipe.seed, "select", index, step, prompt))
         lines = select_rollouts(candidates, rule, rng)
-        group = [Judged(t, c, line, prompt) for t, c, line in zip(members, candidates, lines, strict=True)]
-        kept = [r for r in group if r.line.is_kept]
-        advantages = compute_advantages([r.candidate.reward or 0.0 for r in kept], stage.advantage_scale)
-        for rollout, advantage in zip(kept, advantages, strict=True):
-            rollout.advantage = advantage
-        groups.append(group)
+        groups.append([Judged(t, c, line, prompt) for t, c, line in zip(members, candidates, lines, strict=True)])
     return groups
 
 
+def give_advantages(groups: Sequence[Sequence[Judged]], stage: RlStage) -> None:
+    """To the kept rollouts of a step. A truncated one that is masked counts in its group's mean and has advantage 0."""
+    kept = [[r for r in group if r.line.is_kept] for group in groups]
+    rewards = [[_shaped_reward(r, stage) for r in group] for group in kept]
+    for group, advantages in zip(kept, compute_advantages(rewards, stage.advantage_scale), strict=True):
+        for rollout, advantage in zip(group, advantages, strict=True):
+            rollout.advantage = 0.0 if _is_masked(rollout, stage) else advantage
+
+
+def _shaped_reward(rollout: Judged, stage: RlStage) -> float:
+    return shape_reward(
+        rollout.candidate.reward or 0.0,
+        stage.overlong,
+        response_tokens=len(rollout.trajectory.response_ids),
+        limit=stage.sampling.max_response_tokens,
+        is_truncated=rollout.candidate.is_truncated,
+    )
+
+
+def _is_masked(rollout: Judged, stage: RlStage) -> bool:
+    return stage.overlong is Overlong.MASK and rollout.line.decision is Decision.KEPT_TRUNCATED
+
+
+def _load_reference(context: "RunContext", index: int, stage: RlStage) -> Qwen3ForCausalLM | None:
+    """The policy the stage began with (4.3), for a KL term; None without one: no second model is held.
+
+    It is read back from where the stage started, so a resumed run has the same.
+    """
+    if not any(term.is_kl for term in stage.loss_terms):
+        return None
+    before = [c.path for c in context.checkpoints.find_all() if c.counters.stage < index]
+    return load_model(before[-1] if before else context.places.resolve(context.recipe.model))
+
+
 def _learn(
-    context: "RunContext", index: int, stage: RlStage, *, step: int, kept: Sequence[Judged], rate: float
+    context: "RunContext",
+    stage: RlStage,
+    groups: Sequence[Sequence[Judged]],
+    *,
+    rate: float,
+    seed: int,
+    reference: Qwen3ForCausalLM | None,
 ) -> LearnReport | None:
     """Update the policy from the kept rollouts; None (and the same policy version) when there are none."""
+    kept = [r for group in groups for r in group if r.line.is_kept and not _is_masked(r, stage)]
     samples = [_to_sample(rollout) for rollout in kept if any(rollout.trajectory.mask)]
     if not samples:
-        context.reporter.log(LogLevel.WARNING, f"step {step}: no group gave a gradient, the policy stays as it is")
+        context.reporter.log(LogLevel.WARNING, "no group gave a gradient, the policy stays as it is")
         return None
     policy = context.policy
-    seed = derive_seed(context.recipe.seed, "learn", index, step)
-    report = learn(policy.model, policy.optimizer, samples, stage=stage, rate=rate, seed=seed)
+    report = learn(policy.model, policy.optimizer, samples, stage=stage, rate=rate, seed=seed, reference=reference)
     policy.version += 1
     context.sampler.engine.set_version(policy.version)
     return report

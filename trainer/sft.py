@@ -23,6 +23,7 @@ from trainer.seeds import derive_seed
 if TYPE_CHECKING:
     from trainer.pipeline import RunContext
 
+WARMUP_SHARE = 0.04  # of the steps (rStar2-Agent 5.1)
 LOG_EVERY = 10  # steps between lines in the journal; the terminal gets each
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def run_sft(context: "RunContext", index: int, stage: SftStage) -> None:
             share = -part.scores.logprobs.sum() / tokens
             share.backward()
             loss += float(share.detach())
-        rate = cosine_rate(stage.learning_rate, step, stage.steps, stage.warmup_share)
+        rate = cosine_rate(stage.learning_rate, step, stage.steps, WARMUP_SHARE)
         norm = apply_update(policy.optimizer, parameters, rate)
         context.reporter.metrics(index, step, {"sft/loss": loss, "sft/lr": rate, "sft/grad_norm": norm})
         text = f"{stage.name} {step}/{stage.steps}  loss {loss:.4f}  {time.monotonic() - started:.2f} s"

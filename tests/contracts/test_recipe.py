@@ -49,6 +49,11 @@ def test_a_recipe_survives_json():
             "needs demonstrations, which only the synthetic source has",
         ),
         (curated(name="<script>"), "String should match pattern"),
+        (curated(rl(loss_terms={"kl_k1": 0.1, "kl_k3": 0.1})), "choose one of kl_k1, kl_k2 and kl_k3"),
+        (curated(rl(loss_terms={"dual_clip": 1})), "dual_clip must be above 1"),
+        (curated(rl(loss_terms={"tis": 0.5})), "tis must be at least 1"),
+        (curated(rl(loss_terms={"entropy": -0.1})), "greater than 0"),
+        (curated(rl(loss_terms={"kl": 0.1})), "'dual_clip', 'kl_k1', 'kl_k2', 'kl_k3', 'entropy' or 'tis'"),
     ],
 )
 def test_a_bad_recipe_is_refused_with_a_sentence(data, sentence):
@@ -103,6 +108,20 @@ def test_a_stored_recipe_of_an_earlier_version_is_upgraded():
     assert (upgraded.tool.max_tool_response_tokens, upgraded.tool.traceback_lines) == (160, 1)
     assert upgraded.tool.limits == Limits(cpu_s=2)
     assert recipe.upgrade(curated()) == curated() and "max_response_chars" in stored["tool"]
+
+
+def test_a_stored_recipe_may_name_what_is_a_constant_now():
+    stored = curated({"kind": "sft", "name": "sft", "warmup_share": 0.04}, rl(), penalty_floor=0.05)
+    assert recipe.upgrade(stored) == curated({"kind": "sft", "name": "sft"}, rl())
+    with pytest.raises(ValidationError, match="penalty_floor"):
+        Recipe.model_validate(recipe.upgrade(curated(penalty_floor=0.1)))
+
+
+def test_the_defaults_are_the_paper_s():
+    stage = Recipe.model_validate(curated(rl())).stages[1]
+    assert (stage.oversample, stage.group_size, stage.resample, stage.learning_rate) == (32, 16, "paper", 1e-6)
+    assert (stage.clip_low, stage.clip_high, stage.advantage_scale) == (0.2, 0.28, "std")
+    assert (stage.loss_aggregation, stage.loss_terms, stage.overlong, stage.refill) == ("group_token", {}, "keep", 0)
 
 
 def test_a_recipe_does_not_change():

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from contracts.recipe import LossAggregation
-from trainer.algorithm.loss import Clip, LossInputs, make_weights, policy_loss
+from trainer.algorithm.loss import LossInputs, LossRule, make_weights, policy_loss
 
-CLIP = Clip(0.2, 0.28)
+RULE = LossRule(0.2, 0.28)
 
 
 def inputs(ratios: list[float], advantages: list[float], weights: list[float]) -> LossInputs:
@@ -18,7 +18,7 @@ def inputs(ratios: list[float], advantages: list[float], weights: list[float]) -
 
 def test_two_rollouts_of_three_tokens_by_hand() -> None:
     # A = 1: ratios 1, 1.5 (clipped to 1.28), 0.5; A = -1: 1, 1.5, 0.5 (clipped to 0.8)
-    terms = policy_loss(inputs([1, 1.5, 0.5, 1, 1.5, 0.5], [1, 1, 1, -1, -1, -1], [1 / 6] * 6), CLIP)
+    terms = policy_loss(inputs([1, 1.5, 0.5, 1, 1.5, 0.5], [1, 1, 1, -1, -1, -1], [1 / 6] * 6), RULE)
     assert float(terms.loss.detach()) == pytest.approx(-(1 + 1.28 + 0.5 - 1 - 1.5 - 0.8) / 6)
     assert (terms.clipped_tokens, terms.tokens) == (2, 6)
     assert terms.ratio_max == pytest.approx(1.5)
@@ -26,20 +26,20 @@ def test_two_rollouts_of_three_tokens_by_hand() -> None:
 
 def test_clipped_tokens_have_no_gradient() -> None:
     given = inputs([1.5, 0.5, 1.5, 0.5], [1, 1, -1, -1], [1.0] * 4)
-    policy_loss(given, CLIP).loss.backward()
+    policy_loss(given, RULE).loss.backward()
     assert given.logprobs.grad is not None
     assert given.logprobs.grad.tolist() == pytest.approx([0.0, -0.5, 1.5, 0.0])
 
 
 def test_an_empty_micro_batch_is_zero_with_a_graph() -> None:
-    terms = policy_loss(inputs([], [], []), CLIP)
+    terms = policy_loss(inputs([], [], []), RULE)
     terms.loss.backward()
     assert float(terms.loss.detach()) == 0.0
 
 
 def test_a_huge_ratio_stays_finite() -> None:
     given = LossInputs(torch.tensor([500.0]), torch.zeros(1), torch.tensor([-1.0]), torch.ones(1))
-    assert torch.isfinite(policy_loss(given, CLIP).loss)
+    assert torch.isfinite(policy_loss(given, RULE).loss)
 
 
 # rollouts of 1 and 3 tokens in group a, one of 4 in group b

@@ -48,7 +48,8 @@ def test_every_metric_is_sent(finished: TinyRun) -> None:
     sent = {name for p in finished.payloads("metrics") for name in p.values}
     needs_tool_calls = {n for n in METRICS if n.startswith(("tools/", "entropy/before_", "entropy/after_"))}
     needs_words = {"entropy/code", "entropy/comment", "entropy/answer"}  # a random model writes none
-    assert METRICS.keys() - sent <= needs_tool_calls | needs_words | {"eval/tool_error_ratio_right"}
+    others = {"eval/tool_error_ratio_right", "policy/kl_reference"}
+    assert METRICS.keys() - sent <= needs_tool_calls | needs_words | others
 
 
 def test_the_ledger_adds_up_to_what_was_generated(finished: TinyRun) -> None:

@@ -1,12 +1,15 @@
 """Selection: hand-worked counts of the paper's and the released rule, penalties, draws, the ledger."""
 
 from collections import Counter
+from itertools import permutations
 
 import numpy as np
 import pytest
+from scipy.stats import chisquare
 
 from contracts.recipe import Resample
-from contracts.trajectory import Decision
+from contracts.scoring import Graded
+from contracts.trajectory import Decision, StopReason, ToolCallRow, ToolStatus, TurnRow
 from trainer.algorithm.resample import (
     Candidate,
     SelectionRule,
@@ -15,8 +18,10 @@ from trainer.algorithm.resample import (
     draw_by_weight,
     error_penalty,
     format_penalty,
+    make_candidate,
     select_rollouts,
 )
+from trainer.rollout.trajectory import Problem, Trajectory
 
 KEPT = (Decision.KEPT_RIGHT, Decision.KEPT_WRONG, Decision.KEPT_TRUNCATED)
 
@@ -26,7 +31,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def rule(resample: Resample = Resample.PAPER, group_size: int = 16) -> SelectionRule:
-    return SelectionRule(resample, group_size, 0.05)
+    return SelectionRule(resample, group_size)
 
 
 def right(p_err: float = 0.0, p_format: float = 0.0) -> Candidate:
@@ -104,6 +109,53 @@ def test_error_penalty() -> None:
     assert error_penalty(2, 0) == 0.0
 
 
+def trajectory(*calls: tuple[ToolStatus, str], stop: StopReason = StopReason.ANSWERED) -> Trajectory:
+    rows = [
+        ToolCallRow(
+            **{"turn": i, "name": "python", "code": "", "status": status, "response_text": text},
+            **dict.fromkeys(("call_start", "call_end", "response_start", "response_end"), 0),
+        )
+        for i, (status, text) in enumerate(calls)
+    ]
+    turns = [TurnRow(turn=i, start=0, end=0) for i in range(len(rows) + 1)]
+    made = Trajectory(Problem("p", "p", "1"), 0, [1], turns=turns, tool_calls=rows, stop_reason=stop)
+    made.grade = Graded(reward=0.0)
+    return made
+
+
+# facts a.3, the table of probes: errors come from the status, whatever the text says
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (ToolStatus.OK, "relative error 1e-9", 0.0),
+        (ToolStatus.OK, "Traceback (most recent call last): only printed", 0.0),
+        (ToolStatus.INVALID_CALL, "Failed to decode tool call: Expecting ',' delimiter", 1.0),
+        (ToolStatus.UNKNOWN_TOOL, "there is no 'WolframAlpha'", 1.0),
+        (ToolStatus.ERROR, "ZeroDivisionError", 1.0),
+        (ToolStatus.TIMEOUT, "Suicide from timeout.", 1.0),
+        (ToolStatus.MEMORY, "", 1.0),
+        (ToolStatus.KILLED, "", 1.0),
+        (ToolStatus.OUTPUT_LIMIT, "1 2 3", 1.0),
+    ],
+)
+def test_a_tool_error_is_a_status(status: ToolStatus, text: str, expected: float) -> None:
+    assert make_candidate(trajectory((status, text)), ["call", "<answer>1</answer>"]).p_err == expected
+
+
+def test_penalties_of_a_trajectory_by_hand() -> None:
+    # one of two calls failed; three turns with two answer tags, the first turn's included: (2 - 1) / 3
+    made = trajectory((ToolStatus.OK, "2"), (ToolStatus.TIMEOUT, ""))
+    candidate = make_candidate(made, ["<answer>", "call", "<answer>\\boxed{1}</answer>"])
+    assert (candidate.p_err, candidate.p_format) == (0.5, pytest.approx(1 / 3))
+    assert make_candidate(trajectory(), ["<answer>\\boxed{1}</answer>"]).p_err == 0.5
+
+
+@pytest.mark.parametrize("stop", list(StopReason))
+def test_truncated_is_by_length_or_context(stop: StopReason) -> None:
+    expected = stop in (StopReason.MAX_RESPONSE_TOKENS, StopReason.CONTEXT_OVERFLOW)
+    assert make_candidate(trajectory(stop=stop), [""]).is_truncated is expected
+
+
 def test_a_group_of_2g_keeps_g_and_the_ledger_adds_up() -> None:
     group = [right() for _ in range(9)] + [wrong() for _ in range(6)] + [wrong(is_truncated=True)]
     lines = select_rollouts(group, rule(group_size=8), rng())
@@ -159,20 +211,30 @@ def test_weights_and_probabilities_are_those_of_the_positives() -> None:
     assert lines[3].draw_probability is None
 
 
-def test_draw_frequencies_follow_the_weights() -> None:
+def test_first_draws_follow_the_weights() -> None:
     weights, draws = np.array([1 / 0.05, 1 / 0.30, 1 / 0.55, 1 / 1.05]), 4000
     generator = rng(7)
-    counts = Counter(draw_by_weight(weights, 1, generator)[0] for _ in range(draws))
-    expected = weights / weights.sum() * draws
-    chi_square = sum((counts[i] - expected[i]) ** 2 / expected[i] for i in range(4))
-    assert chi_square < 16.27  # 3 degrees of freedom, 0.1 %
+    counts = Counter(draw_by_weight(weights, generator)[0] for _ in range(draws))
+    assert chisquare([counts[i] for i in range(4)], weights / weights.sum() * draws).pvalue > 0.001
 
 
 def test_second_draws_follow_the_weights_that_are_left() -> None:
-    generator = rng(3)
-    counts = Counter(tuple(draw_by_weight([3.0, 2.0, 1.0], 2, generator)) for _ in range(6000))
-    assert counts[(0, 1)] / 6000 == pytest.approx(3 / 6 * 2 / 3, abs=0.03)
-    assert counts[(2, 0)] / 6000 == pytest.approx(1 / 6 * 3 / 5, abs=0.02)
+    # Of weights 3, 2, 1: first i with w_i / 6, then j with w_j / (6 - w_i), e.g. (0, 1): 3/6 * 2/3 = 1/3.
+    weights, draws, generator = {0: 3, 1: 2, 2: 1}, 6000, rng(3)
+    counts = Counter(tuple(draw_by_weight(list(weights.values()), generator)[:2]) for _ in range(draws))
+    pairs = list(permutations(weights, 2))
+    expected = [draws * weights[i] / 6 * weights[j] / (6 - weights[i]) for i, j in pairs]
+    assert chisquare([counts[pair] for pair in pairs], expected).pvalue > 0.001
+
+
+def test_a_group_s_positives_are_kept_as_their_weights_say() -> None:
+    # Weights 20, 20 / 11, 20 / 21 (p_total 0, 0.5, 1); one of three is kept, as 231, 21 and 11 of 263.
+    group = [right(0.0), right(0.5), right(0.5, 0.5), wrong(), wrong(), wrong()]
+    kept = Counter(
+        next(i for i in range(3) if lines[i].is_kept)
+        for lines in (select_rollouts(group, rule(group_size=2), rng(seed)) for seed in range(3000))
+    )
+    assert chisquare([kept[i] for i in range(3)], [3000 * w / 263 for w in (231, 21, 11)]).pvalue > 0.001
 
 
 def test_negatives_are_never_ranked() -> None:

@@ -1,16 +1,10 @@
 """Which rollouts of a group are learned from: GRPO-RoC (rStar2-Agent 2.2.3), the released rule, plain GRPO.
 
-Where the paper is silent, one documented rule each:
-- equal rewards over all graded members: the group is dropped (EQUAL_REWARD); fewer than two graded: TOO_FEW.
-- a group made short by ungraded members keeps the same proportion; with at most G graded all of them are kept.
-- `paper` keeps max(1, floor(negatives * G / n)) negatives (with n = 2G: half of them, rounded down) and fills
-  up to G with positives. Without the 1, a lone negative would vanish and leave a group without gradient.
-- positives are drawn without replacement, weight 1 / (p_err + p_format + penalty_floor): the paper has 1/0.
-- `none` may draw equal rewards out of a mixed group; that group has no gradient and is EQUAL_REWARD too.
+Where the paper is silent, docs/decisions/roc-selection.md decides, and says why.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +14,7 @@ from trainer.rollout.trajectory import Trajectory
 
 ANSWER_TAG = "<answer>"
 NO_TOOL_PENALTY = 0.5
+PENALTY_FLOOR = 0.05  # added to p_err + p_format: the paper has 1/0 for a clean rollout
 RELEASED_MIN_NEGATIVES = 2
 RELEASED_MIN_POSITIVES = 2
 TRUNCATED = frozenset({StopReason.MAX_RESPONSE_TOKENS, StopReason.CONTEXT_OVERFLOW})
@@ -41,11 +36,17 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """What became of one rollout. `weight` and `draw_probability` only where a draw by weight took place."""
+    """What became of one rollout.
+
+    `weight` and `draw_probability` (of the first draw): of the right rollouts of a mixed group under `paper`.
+    `draw`: the place in the draw, from 1, among those it was drawn from: the right or the wrong rollouts under
+    `paper`, all graded ones under `none`. None where nothing was drawn.
+    """
 
     decision: Decision
     weight: float | None = None
     draw_probability: float | None = None
+    draw: int | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -82,7 +83,14 @@ class SelectionRule:
 
     resample: Resample
     group_size: int
-    penalty_floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Positions in the group: those that are kept, and the place of each one drawn."""
+
+    kept: frozenset[int]
+    places: dict[int, int]
 
 
 def select_rollouts(group: Sequence[Candidate], rule: SelectionRule, rng: np.random.Generator) -> list[LedgerLine]:
@@ -90,20 +98,18 @@ def select_rollouts(group: Sequence[Candidate], rule: SelectionRule, rng: np.ran
     graded = [i for i, c in enumerate(group) if c.reward is not None]
     if len(graded) < 2:
         return [_line(c, Decision.TOO_FEW) for c in group]
-    rewards = {group[i].reward for i in graded}
-    if len(rewards) == 1:
+    if len({group[i].reward for i in graded}) == 1:
         return [_line(c, Decision.EQUAL_REWARD) for c in group]
+    choice = _choose(group, graded, rule, rng)
+    is_flat = len({group[i].reward for i in choice.kept}) == 1
     weights = _draw_weights(group, rule)
-    kept = _choose(group, graded, rule, rng)
-    if len({group[i].reward for i in kept}) == 1:
-        return [_line(c, Decision.EQUAL_REWARD) for c in group]
     total = sum(weights.values())
     lines = []
     for i, candidate in enumerate(group):
-        line = _line(candidate, _kept_decision(candidate) if i in kept else Decision.NOT_SELECTED)
-        if i in weights:
-            line = LedgerLine(line.decision, weights[i], weights[i] / total)
-        lines.append(line)
+        decision = _kept_decision(candidate) if i in choice.kept else Decision.NOT_SELECTED
+        line = _line(candidate, Decision.EQUAL_REWARD if is_flat else decision)
+        share = weights[i] / total if i in weights else None
+        lines.append(replace(line, weight=weights.get(i), draw_probability=share, draw=choice.places.get(i)))
     return lines
 
 
@@ -121,28 +127,36 @@ def _draw_weights(group: Sequence[Candidate], rule: SelectionRule) -> dict[int, 
     """Index of each positive -> 1 / (p_err + p_format + floor); empty where nothing is drawn by weight."""
     if rule.resample is not Resample.PAPER:
         return {}
-    return {i: 1 / (c.p_err + c.p_format + rule.penalty_floor) for i, c in enumerate(group) if c.is_right}
+    return {i: 1 / (c.p_err + c.p_format + PENALTY_FLOOR) for i, c in enumerate(group) if c.is_right}
 
 
 def _choose(
     group: Sequence[Candidate], graded: Sequence[int], rule: SelectionRule, rng: np.random.Generator
-) -> set[int]:
+) -> _Choice:
+    """What is kept of a group with both rewards."""
     if len(graded) <= rule.group_size:
-        return set(graded)
+        return _Choice(frozenset(graded), {})
     negatives = [i for i in graded if not group[i].is_right]
     positives = [i for i in graded if group[i].is_right]
     match rule.resample:
         case Resample.NONE:
-            return {int(i) for i in rng.permutation(graded)[: rule.group_size]}
+            drawn = [int(i) for i in rng.permutation(graded)]
+            return _Choice(frozenset(drawn[: rule.group_size]), _places(drawn))
         case Resample.PAPER:
             n_neg, n_pos = count_paper(len(negatives), len(positives), rule.group_size)
-            kept_neg = {int(i) for i in rng.permutation(negatives)[:n_neg]}
+            drawn_neg = [int(i) for i in rng.permutation(negatives)]
             weights = list(_draw_weights(group, rule).values())
-            return kept_neg | {positives[j] for j in draw_by_weight(weights, n_pos, rng)}
+            drawn_pos = [positives[j] for j in draw_by_weight(weights, rng)]
+            kept = frozenset(drawn_neg[:n_neg] + drawn_pos[:n_pos])
+            return _Choice(kept, _places(drawn_neg) | _places(drawn_pos))
         case Resample.RELEASED:
             n_neg, n_pos = count_released(len(negatives), len(positives), rule.group_size)
             ranked = sorted(positives, key=lambda i: group[i].p_err + group[i].p_format)
-            return set(negatives[:n_neg]) | set(ranked[:n_pos])
+            return _Choice(frozenset(negatives[:n_neg] + ranked[:n_pos]), {})
+
+
+def _places(drawn: Sequence[int]) -> dict[int, int]:
+    return {i: place for place, i in enumerate(drawn, start=1)}
 
 
 def count_paper(negatives: int, positives: int, group_size: int) -> tuple[int, int]:
@@ -172,10 +186,10 @@ def count_released(negatives: int, positives: int, group_size: int) -> tuple[int
     return kept_neg, group_size - kept_neg
 
 
-def draw_by_weight(weights: Sequence[float], count: int, rng: np.random.Generator) -> list[int]:
-    """`count` positions without replacement, each draw with probability weight / sum of what is left.
+def draw_by_weight(weights: Sequence[float], rng: np.random.Generator) -> list[int]:
+    """All positions in the order drawn, without replacement: each draw has probability weight / sum of what is left.
 
     By exponential clocks: the first of independent Exp(w_i) arrivals is i with probability w_i / sum w.
     """
     arrivals = rng.exponential(size=len(weights)) / np.asarray(weights)
-    return [int(i) for i in np.argsort(arrivals, kind="stable")[:count]]
+    return [int(i) for i in np.argsort(arrivals, kind="stable")]

@@ -33,6 +33,7 @@ class Credit:
     p_err: float | None = None
     p_format: float | None = None
     draw_probability: float | None = None
+    draw: int | None = None
 
 
 def build_index(
@@ -56,6 +57,7 @@ def build_index(
         p_err=credit.p_err,
         p_format=credit.p_format,
         draw_probability=credit.draw_probability,
+        draw=credit.draw,
         stop_reason=trajectory.stop_reason,
         turns=len(trajectory.turns),
         tool_calls=len(trajectory.tool_calls),

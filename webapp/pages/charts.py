@@ -165,6 +165,27 @@ CHARTS = (
         stacked=True,
     ),
     Chart(
+        "clipping",
+        "Clipping",
+        "How far do updates go? share of policy tokens where a clip was active, %",
+        (
+            Series("policy/clipped_share", "clipped"),
+            Series("policy/dual_clipped_share", "by the dual clip", "violet", dash="dot"),
+        ),
+        share=True,
+    ),
+    Chart(
+        "mismatch",
+        "Engine, trainer, reference",
+        "Do they agree on the same tokens? nats, before the first update",
+        (
+            Series("policy/logprob_gap_mean", "mean gap, engine to trainer"),
+            Series("policy/logprob_kl", "KL, engine to trainer", "violet"),
+            Series("policy/kl_reference", "KL to the stage's first policy", "warn", dash="dot"),
+        ),
+        unit="nats",
+    ),
+    Chart(
         "sft",
         "SFT loss",
         "Does it take the form? cross-entropy of trained tokens, nats",

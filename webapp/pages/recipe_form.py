@@ -141,6 +141,8 @@ def _parse_leaf(path: str, info: FieldInfo, data: Mapping[str, str], lists: Mapp
         return path in data
     if _is_list(info):
         return _items(lists.get(path, [])) or None
+    if _is_mapping(info):
+        return _pairs(lists.get(path, [])) or None
     return data.get(path, "").strip().replace("\x00", "") or None
 
 
@@ -157,6 +159,12 @@ def _default(info: FieldInfo) -> Any:
 
 def _items(values: list[str]) -> list[str]:
     return [line.strip() for value in values for line in value.splitlines() if line.strip()]
+
+
+def _pairs(values: list[str]) -> dict[str, str]:
+    """Lines of a name and a value, with or without a colon between them."""
+    parts = [line.replace(":", " ").partition(" ") for line in _items(values)]
+    return {name: value.strip() for name, _, value in parts}
 
 
 def edit(tree: Tree, operation: str) -> Tree:
@@ -308,7 +316,7 @@ def _field(path: str, name: str, info: FieldInfo, value: Any, errors: Errors, ch
         chosen = _text(chosen)
         options = options if chosen in {o for o, _ in options} else [(chosen, chosen), *options]
     elif widget is Widget.LINES:
-        chosen = "\n".join(str(v) for v in chosen) if isinstance(chosen, list) else _text(chosen)
+        chosen = "\n".join(_lines(chosen))
     elif widget is Widget.CHECK:
         chosen = chosen in (True, "true", "on", "yes")
     else:
@@ -320,7 +328,7 @@ def _field(path: str, name: str, info: FieldInfo, value: Any, errors: Errors, ch
         help=info.description or "",
         widget=widget,
         value=chosen,
-        placeholder="" if default in (None, "", []) else _text(default),
+        placeholder="" if default in (None, "", [], {}) else _text(default),
         choices=options,
         errors=own_errors,
         required=info.is_required(),
@@ -331,6 +339,8 @@ def _widget(name: str, info: FieldInfo, choices: Choices) -> tuple[Widget, list[
     kind = info.annotation
     if _is_list(info):
         return (Widget.CHECKS, list(choices[name])) if name in choices else (Widget.LINES, [])
+    if _is_mapping(info):
+        return Widget.LINES, []
     if name in choices:
         return Widget.SELECT, list(choices[name])
     if kind is bool:
@@ -348,6 +358,16 @@ def _inner_model(info: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
 
 def _is_list(info: FieldInfo) -> bool:
     return get_origin(info.annotation) is list and get_origin(get_args(info.annotation)[0]) is not Literal
+
+
+def _is_mapping(info: FieldInfo) -> bool:
+    return get_origin(info.annotation) is dict
+
+
+def _lines(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [f"{name}: {_text(inner)}" for name, inner in value.items()]
+    return [str(v) for v in value] if isinstance(value, list) else [_text(value)]
 
 
 def _text(value: Any) -> str:

@@ -22,7 +22,7 @@ def _seq(payload: tuple[int, Trajectories]) -> int:
 
 
 def _to_row(run: Run, attempt: int, index: TrajectoryIndex) -> dict[str, Any]:
-    row = index.model_dump(mode="json", exclude={"grade"})
+    row = index.model_dump(mode="json", exclude={"grade", "draw"})
     grade = index.grade
     graded, ungraded = (grade, None) if isinstance(grade, Graded) else (None, grade)
     return {

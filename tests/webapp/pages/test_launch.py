@@ -59,6 +59,17 @@ def test_error_stands_beside_its_field(world: World, change: dict[str, str], fie
     assert 'aria-invalid="true"' in body[at : at + 400]
 
 
+def test_additions_to_the_loss_are_lines_of_name_and_number(world: World) -> None:
+    client, field = world.client(world.operator), "stages.1.loss_terms"
+    client.post(URL, FORM | {field: "kl_k3: 0.001\r\ntis 2"})
+    assert Run.objects.get(name="mine").recipe["stages"][1]["loss_terms"] == {"kl_k3": 0.001, "tis": 2.0}
+    reply = client.post(URL, FORM | {"key": "k2", field: "tis 2\nkl_k3"})
+    body = reply.content.decode()
+    at = body.index(f'name="{field}"')
+    assert reply.status_code == 422 and "write a number" in body[at : body.index("</div>", at)]
+    assert "tis: 2\nkl_k3: </textarea>" in body
+
+
 def test_sentence_across_fields_stands_in_its_stage(world: World) -> None:
     body = world.client(world.operator).post(URL, FORM | {"stages.1.group_size": "32"}).content.decode()
     assert "group_size 32 is larger than oversample 8" in body[body.index('id="stage-1"') :]
