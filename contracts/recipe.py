@@ -69,7 +69,7 @@ class FeedbackStyle(StrEnum):
 
 OLD_LENGTH = "max_response_chars"  # recipes stored before tool responses were counted in tokens have it
 # Fields that are constants now; a stored recipe that says something else is of an earlier version and stays so.
-RETIRED = {"penalty_floor": 0.05, "warmup_share": 0.04}
+RETIRED = {"penalty_floor": 0.05, "warmup_share": 0.04, "drop_at": 1.0}
 
 
 class ToolSettings(Frozen):
@@ -155,8 +155,13 @@ def _count_in_tokens(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_retired(fields: dict[str, Any]) -> dict[str, Any]:
-    rest = {name: value for name, value in fields.items() if name not in RETIRED or RETIRED[name] != value}
-    return rest if len(rest) < len(fields) else fields
+    """`fields` itself where nothing is to be left out; sections of fields too."""
+    rest = {
+        name: _without_retired(value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+        if name not in RETIRED or RETIRED[name] != value
+    }
+    return rest if rest != fields else fields
 
 
 class Sampling(Frozen):
@@ -222,8 +227,7 @@ class SftStage(Stage):
 class HardSubset(Frozen):
     """Keep the problems the newest policy does not always solve (4.3)."""
 
-    samples: int = Field(8, ge=1, description="rollouts a problem")
-    drop_at: float = Field(1.0, gt=0, le=1, description="drop problems whose share of right rollouts reaches this")
+    samples: int = Field(8, ge=1, description="rollouts a problem; dropped when all are right")
 
 
 class RlStage(Stage):

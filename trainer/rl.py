@@ -322,7 +322,7 @@ def _screen(
         trajectories = context.sampler.sample(requests, stage.sampling, occasion, context.reporter)
         for i, problem in enumerate(chunk):
             own = trajectories[i * subset.samples : (i + 1) * subset.samples]
-            is_easy = sum(map(is_right, own)) / subset.samples >= subset.drop_at
+            is_easy = sum(map(is_right, own)) == subset.samples
             (easy if is_easy else hard).append(problem)
     examples = [p.text[:160] for p in easy[:5]]
     screened = len(hard) + len(easy)

@@ -111,8 +111,9 @@ def test_a_stored_recipe_of_an_earlier_version_is_upgraded():
 
 
 def test_a_stored_recipe_may_name_what_is_a_constant_now():
-    stored = curated({"kind": "sft", "name": "sft", "warmup_share": 0.04}, rl(), penalty_floor=0.05)
-    assert recipe.upgrade(stored) == curated({"kind": "sft", "name": "sft"}, rl())
+    hard = rl(hard_subset={"samples": 8, "drop_at": 1.0})
+    stored = curated({"kind": "sft", "name": "sft", "warmup_share": 0.04}, hard, penalty_floor=0.05)
+    assert recipe.upgrade(stored) == curated({"kind": "sft", "name": "sft"}, rl(hard_subset={"samples": 8}))
     with pytest.raises(ValidationError, match="penalty_floor"):
         Recipe.model_validate(recipe.upgrade(curated(penalty_floor=0.1)))
 
