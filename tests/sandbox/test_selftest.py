@@ -111,6 +111,16 @@ async def test_a_box_that_keeps_too_much_memory_is_replaced(tmp_path: Path) -> N
         assert pool.tally.replaced["memory"] == 1
 
 
+@pytest.mark.parametrize("runsc", runscs())
+async def test_kept_memory_is_not_held_against_the_next(state_dir: Path, runsc: str) -> None:
+    async with open_box(state_dir, runsc=runsc) as box:
+        for code, memory_mb in (("x = b'x' * (230 << 20)", 900), ("import time\ntime.sleep(0.4)\nprint(42)", 32)):
+            call = ExecutionCall(id="m", code=code, limits=Limits(memory_mb=memory_mb))
+            reply = await box.run(call)
+            await box.wait_ready()
+            assert reply["status"] == "ok"
+
+
 async def test_a_writable_root_is_found(state_dir: Path) -> None:
     async with open_box(state_dir, change_spec=lambda spec: spec["root"].update(readonly=False)) as box:
         with pytest.raises(NodeRefusesError, match="write-root: BREACH '/canary'"):
