@@ -11,6 +11,7 @@ from sandbox.launcher import Launched, Launcher, is_running
 from sandbox.tiers import Tier
 
 START_S = 30.0
+RESTORE_S = 8.0  # then it is started cold
 READY_S = 2.0  # after a result: wiping and forking the next child
 WATCHDOG_GRACE_S = 1.2  # past the wall limit: 0.2 s of soft kill in the box, then 1 s
 MAX_FRAME_BYTES = 64 << 20
@@ -56,7 +57,7 @@ class Box:
         launched = await launcher.start(tier, cold=cold)
         box = cls(launcher, launched)
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(RESTORE_S if launched.is_restored else START_S):
                 if launched.is_restored:
                     await box._probe()
                 else:

@@ -34,7 +34,10 @@ class Wire:
 
     async def post(self, url: str, batch: ExecutionBatch) -> AsyncIterator[Execution]:
         """Executions as they end. Raises httpx.TransportError or SandboxRefused; may end before all are answered."""
-        body = batch.model_dump_json()
+        try:
+            body = batch.model_dump_json()
+        except ValueError as error:  # a lone surrogate has no UTF-8
+            raise SandboxRefused(f"a call holds text that is not valid Unicode: {error}") from error
         async with self._http(url).stream("POST", f"{url}/v1/run", content=body, headers=_JSON) as reply:
             await _require_ok(reply, url)
             async with aclosing(_lines(reply)) as lines:

@@ -402,13 +402,18 @@ def _remove(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        for folder, names, files in os.walk(path, topdown=False):
-            for name in files:
-                _try(os.unlink, os.path.join(folder, name))
-            for name in names:
-                inner = os.path.join(folder, name)
-                _try(os.unlink if os.path.islink(inner) else os.rmdir, inner)
-        _try(os.rmdir, path)
+        with contextlib.suppress(RecursionError):  # a thousand folders deep
+            _remove_tree(path)
+
+
+def _remove_tree(top: str) -> None:
+    for folder, names, files in os.walk(top, topdown=False):
+        for name in files:
+            _try(os.unlink, os.path.join(folder, name))
+        for name in names:
+            inner = os.path.join(folder, name)
+            _try(os.unlink if os.path.islink(inner) else os.rmdir, inner)
+    _try(os.rmdir, top)
 
 
 def _try(remove: Callable[[str], None], path: str) -> None:

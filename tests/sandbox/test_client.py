@@ -234,6 +234,15 @@ async def test_only_the_call_that_is_not_understood_is_refused() -> None:
     assert isinstance(bad, SandboxRefused)
 
 
+async def test_text_that_is_no_unicode_is_refused_alone() -> None:
+    async with client_of(answers_all) as client:
+        runs = [client.run(call) for call in [*calls("a", "b"), ExecutionCall(id="bad", code="print('\ud800')")]]
+        first, second, bad = await asyncio.gather(*runs, return_exceptions=True)
+    assert (first.id, second.id) == ("a", "b")
+    assert isinstance(bad, SandboxRefused)
+    assert "not valid Unicode" in str(bad)
+
+
 async def never(request: httpx.Request) -> httpx.Response:
     await asyncio.Event().wait()
     raise AssertionError
