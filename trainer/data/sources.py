@@ -117,9 +117,11 @@ def _read_json(path: Path) -> Iterator[RawRow]:
 def _json_row(number: int, line: bytes) -> RawRow:
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     try:
-        value = json.loads(line, parse_int=_parse_int, parse_float=_parse_float)
+        value = json.loads(line.rstrip(), parse_int=_parse_int, parse_float=_parse_float)
     except UnicodeDecodeError as error:
         return RawRow(number, {}, f"not UTF-8: byte {error.start} of the line", text)
+    except json.JSONDecodeError as error:
+        return RawRow(number, {}, f"not valid JSON: {error.msg} at character {error.pos + 1}", text)
     except (ValueError, RecursionError) as error:
         return RawRow(number, {}, f"not valid JSON: {error}", text)
     if not isinstance(value, dict):
