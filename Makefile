@@ -6,7 +6,7 @@ PORT ?= 8000
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help run install system test test-unit check format bench-sandbox soak-sandbox scale demo-seeds base-model screenshots lock clean
+.PHONY: help run install system test test-unit check format bench-sandbox bench-grading soak-sandbox scale demo-seeds base-model screenshots lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ format: install  ## ruff format and fixable lint
 
 bench-sandbox: install system  ## the sandbox against itself without gVisor and against code-judge; prints its bars
 	$(BIN)/python -m benchmarks.sandbox $(if $(CODE_JUDGE),--code-judge $(CODE_JUDGE))
+
+bench-grading: install  ## the verifier on collected pairs, against math-verify alone; prints its bars
+	$(BIN)/python -m benchmarks.grading $(if $(PAIRS),--pairs $(PAIRS))
 
 soak-sandbox: install system  ## 10,000 calls, hostile ones among them, on one node: memory, threads, files must stay flat
 	$(BIN)/python -m benchmarks.sandbox.soak

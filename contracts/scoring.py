@@ -6,7 +6,7 @@ from math import comb, sqrt
 from statistics import fmean
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from contracts.base import Frozen
 
@@ -16,17 +16,30 @@ class UngradedReason(StrEnum):
 
     GRADER_CRASH = "grader_crash"
     GRADER_TIMEOUT = "grader_timeout"
+    BAD_REFERENCE = "bad_reference"
     SANDBOX_UNAVAILABLE = "sandbox_unavailable"
     ENGINE_FAILURE = "engine_failure"
     CANCELLED = "cancelled"
+
+
+SHOWN_CHARS = 2000
+_UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
+
+
+def _showable(text: object) -> object:
+    """A model's text as JSON and PostgreSQL can hold it: no NUL, no lone surrogate, not without end."""
+    return text[:SHOWN_CHARS].translate(_UNSTORABLE) if isinstance(text, str) else text
+
+
+Shown = Annotated[str, BeforeValidator(_showable)]
 
 
 class Graded(Frozen):
     """The grader's number: 1 right, 0 wrong (outcome reward, rStar2-Agent eq. 3)."""
 
     kind: Literal["graded"] = "graded"
-    reward: float
-    answer: str | None = Field(None, description="what was extracted; None: no answer in the required place")
+    reward: float = Field(allow_inf_nan=False)
+    answer: Shown | None = Field(None, description="what was extracted, cut; None: no answer in the required place")
 
 
 class Ungraded(Frozen):
@@ -34,7 +47,7 @@ class Ungraded(Frozen):
 
     kind: Literal["ungraded"] = "ungraded"
     reason: UngradedReason
-    detail: str = ""
+    detail: Shown = ""
 
 
 Grade = Annotated[Graded | Ungraded, Field(discriminator="kind")]

@@ -10,11 +10,11 @@ from trainer.reward.pool import READY
 
 
 def serve_by_script(pipe: Connection) -> None:
-    """A worker that obeys its answers: hang, die, be slow, or say right."""
+    """A worker that obeys its answers: hang, die, take memory, be slow, or say right."""
     pipe.send(READY)
     while True:
         try:
-            answer, _ = pipe.recv()
+            answer, *_ = pipe.recv()
         except EOFError:
             return
         match answer.partition(" "):
@@ -26,6 +26,10 @@ def serve_by_script(pipe: Connection) -> None:
                 if not os.path.exists(path):
                     Path(path).touch()
                     os.kill(os.getpid(), signal.SIGKILL)
+            case "bloat", _, _:
+                held = bytearray(os.urandom(1)) * 200_000_000
+                time.sleep(3600)
+                del held
             case "slow", _, _:
                 time.sleep(0.1)
         pipe.send(True)

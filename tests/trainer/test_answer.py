@@ -1,6 +1,8 @@
+import time
+
 import pytest
 
-from trainer.reward.answer import count_answer_tags, extract_answer, last_boxed
+from trainer.reward.answer import MAX_ANSWER_CHARS, count_answer_tags, extract_answer, last_boxed
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,17 @@ def test_nested_box_is_read_from_outside():
 
 def test_answer_tags_are_counted_over_turns():
     assert count_answer_tags(["<answer>1</answer>", "<answer>2", "</answer>"]) == 2
+
+
+@pytest.mark.parametrize("part", ["\\boxed{", "{", "}", "\\", "\\boxed {x}", "<answer>", "a"])
+def test_twenty_megabytes_are_read_in_a_moment(part):
+    huge = part * (20_000_000 // len(part))
+    started = time.perf_counter()
+    assert extract_answer(f"<answer>{huge}</answer>") is None
+    assert extract_answer(f"{huge}<answer>\\boxed{{7}}</answer>") == "7"
+    last_boxed(part * (MAX_ANSWER_CHARS // len(part)))
+    assert time.perf_counter() - started < 2
+
+
+def test_an_integer_of_thousands_of_digits_is_an_answer():
+    assert extract_answer(f"<answer>\\boxed{{{'9' * 50_000}}}</answer>") == "9" * 50_000

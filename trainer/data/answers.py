@@ -9,7 +9,7 @@ import math
 import re
 
 from contracts.curation import Check
-from trainer.reward.integers import parse_integer
+from trainer.reward.numbers import parse_integer
 
 MAX_DIGITS = 40
 SHOWN_CHARS = 80

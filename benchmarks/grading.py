@@ -1,0 +1,195 @@
+"""The verifier on pairs of answers that others collected: `make bench-grading`.
+
+Ours runs as in training: one process of the grader's pool, with its limits. math-verify alone gets the same
+texts in the same run, with its own time limits, in a process of its own. Prints a markdown table and the pairs
+that ours answers otherwise than labelled, by number; ends with code 1 when a bar is missed.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from contracts.scoring import Graded, UngradedReason
+from trainer.reward.answer import CLOSE_TAG, OPEN_TAG, last_boxed
+from trainer.reward.pool import GraderPool
+
+PAIRS = Path(__file__).parents[2] / "shared" / "data" / "verify_pairs.jsonl"
+MIN_AS_LABELLED = 0.97
+HANG_S = 30.0
+_LIST_WORD = re.compile(r"[,;]|\band\b|\bor\b")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A line of the collection. `label`: whether prediction and gold are the same answer."""
+
+    id: str
+    category: str
+    gold: str
+    prediction: str
+    label: bool
+    is_policy: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """verdict None: none was given, `failure` says why."""
+
+    pair: Pair
+    verdict: bool | None
+    seconds: float
+    failure: str = ""
+
+    @property
+    def is_as_labelled(self) -> bool:
+        return self.verdict is self.pair.label
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [Pair(r["id"], r["category"], r["gold"], r["prediction"], r["should_match"], r["policy"]) for r in rows]
+
+
+def find_answer(prediction: str) -> str:
+    """The part of a collected prediction that is the answer: tag, then box, then all of it.
+
+    Training reads one box, the last. The collection also has answers of several boxes joined by a comma or
+    "and"; those are one list, and math-verify reads the whole text.
+    """
+    inside = prediction.rpartition(OPEN_TAG)[2].partition(CLOSE_TAG)[0]
+    last = last_boxed(inside)
+    if last is None:
+        return inside
+    before = inside[: inside.rfind("\\boxed")]
+    previous = last_boxed(before)
+    gap = before.rpartition(previous)[2] if previous else ""
+    return inside if _LIST_WORD.search(gap) else last
+
+
+def find_last_box(prediction: str) -> str:
+    """What training would read if the prediction stood in the answer tag and every answer in a box."""
+    return last_boxed(prediction) or find_answer(prediction)
+
+
+async def run_ours(pairs: list[Pair], reading: Callable[[str], str] = find_answer) -> list[Outcome]:
+    outcomes = []
+    async with GraderPool(processes=1) as grader:
+        await grader.grade("x", "y")  # starts the process
+        for pair in pairs:
+            started = time.perf_counter()
+            grade = await grader.grade(reading(pair.prediction), pair.gold)
+            seconds = time.perf_counter() - started
+            if isinstance(grade, Graded):
+                outcomes.append(Outcome(pair, grade.reward == 1.0, seconds))
+            else:
+                outcomes.append(Outcome(pair, None, seconds, grade.reason.value))
+    return outcomes
+
+
+def run_math_verify(pairs: list[Pair]) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    while len(outcomes) < len(pairs):  # a new process after a hang or a crash
+        outcomes += _ask_math_verify(pairs[len(outcomes) :])
+    return outcomes
+
+
+def _ask_math_verify(pairs: list[Pair]) -> Iterator[Outcome]:
+    context = get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=serve_math_verify, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    pipe.recv()
+    try:
+        for pair in pairs:
+            started = time.perf_counter()
+            pipe.send((pair.gold, pair.prediction))
+            if not pipe.poll(HANG_S):
+                yield Outcome(pair, None, HANG_S, UngradedReason.GRADER_TIMEOUT.value)
+                return
+            try:
+                verdict = pipe.recv()
+            except EOFError:
+                yield Outcome(pair, None, time.perf_counter() - started, UngradedReason.GRADER_CRASH.value)
+                return
+            failure = "" if isinstance(verdict, bool) else UngradedReason.GRADER_CRASH.value
+            yield Outcome(pair, None if failure else verdict, time.perf_counter() - started, failure)
+    finally:
+        process.kill()
+        process.join()
+
+
+def serve_math_verify(pipe: Connection) -> None:
+    """(gold, prediction) in, math-verify's verdict with its defaults out; the gold as LaTeX, as it asks."""
+    logging.disable(logging.WARNING)
+    from math_verify import parse, verify  # noqa: PLC0415
+
+    pipe.send("ready")
+    while True:
+        try:
+            gold, prediction = pipe.recv()
+        except EOFError:
+            return
+        try:
+            wrapped = gold if "$" in gold or "\\boxed" in gold or "\\(" in gold or "\\[" in gold else f"${gold}$"
+            pipe.send(bool(verify(parse(wrapped), parse(prediction))))
+        except Exception as error:  # noqa: BLE001  a crash is what is counted here
+            pipe.send(f"{type(error).__name__}")
+
+
+def print_table(rows: dict[str, list[Outcome]]) -> None:
+    print("| | pairs/s | as labelled | share | without a verdict | hangs | crashes | slowest |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, outcomes in rows.items():
+        right = sum(o.is_as_labelled for o in outcomes)
+        failures = [o.failure for o in outcomes]
+        slowest = max(outcomes, key=lambda o: o.seconds)
+        print(
+            f"| {name} | {len(outcomes) / sum(o.seconds for o in outcomes):.0f} | {right}/{len(outcomes)} "
+            f"| {right / len(outcomes):.3f} | {sum(map(bool, failures))} "
+            f"| {failures.count(UngradedReason.GRADER_TIMEOUT.value)} "
+            f"| {failures.count(UngradedReason.GRADER_CRASH.value)} "
+            f"| {slowest.seconds * 1000:.0f} ms ({slowest.pair.id}) |"
+        )
+
+
+def print_misses(outcomes: list[Outcome]) -> None:
+    print("\n| not as labelled | category | policy in the collection | label | ours |\n|---|---|---|---|---|")
+    for o in outcomes:
+        if not o.is_as_labelled:
+            ours = o.failure or o.verdict
+            print(f"| {o.pair.id} | {o.pair.category} | {o.pair.is_policy} | {o.pair.label} | {ours} |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=Path, default=PAIRS)
+    options = parser.parse_args()
+    if not options.pairs.exists():
+        raise SystemExit(f"{options.pairs} is not there; the collected pairs are no part of the repository")
+    pairs = read_pairs(options.pairs)
+    ours = asyncio.run(run_ours(pairs))
+    print_table(
+        {
+            "ours": ours,
+            "ours, last box only": asyncio.run(run_ours(pairs, find_last_box)),
+            f"math-verify {version('math-verify')} alone": run_math_verify(pairs),
+        }
+    )
+    print_misses(ours)
+    failed = sum(bool(o.failure) for o in ours)
+    return int(failed > 0 or sum(o.is_as_labelled for o in ours) < MIN_AS_LABELLED * len(ours))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
