@@ -130,7 +130,7 @@ def _ask_math_verify(pairs: list[Pair]) -> Iterator[Outcome]:
 
 
 def serve_math_verify(pipe: Connection) -> None:
-    """(gold, prediction) in, math-verify's verdict with its defaults out; the gold as LaTeX, as it asks."""
+    """(gold, prediction) in, math-verify's verdict with its defaults out; both as LaTeX, which suits it best."""
     logging.disable(logging.WARNING)
     from math_verify import parse, verify  # noqa: PLC0415
 
@@ -141,10 +141,13 @@ def serve_math_verify(pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            wrapped = gold if "$" in gold or "\\boxed" in gold or "\\(" in gold or "\\[" in gold else f"${gold}$"
-            pipe.send(bool(verify(parse(wrapped), parse(prediction))))
+            pipe.send(bool(verify(parse(_as_latex(gold)), parse(_as_latex(prediction)))))
         except Exception as error:  # noqa: BLE001  a crash is what is counted here
             pipe.send(f"{type(error).__name__}")
+
+
+def _as_latex(text: str) -> str:
+    return text if any(sign in text for sign in ("$", "\\boxed", "\\(", "\\[")) else f"${text}$"
 
 
 def print_table(rows: dict[str, list[Outcome]]) -> None:
