@@ -28,6 +28,14 @@ def encode_number(value: float) -> Number:
     return value
 
 
+class ResumePoint(Frozen):
+    """Where an attempt begins. What older attempts reported of this stage from this step on, and of later stages,
+    will be done again: it is superseded."""
+
+    stage: int
+    step: int
+
+
 class RunStarted(Frozen):
     """First event of an attempt. `resumed_from_step` is None for a fresh start."""
 
@@ -35,6 +43,7 @@ class RunStarted(Frozen):
     stages: list[str]
     total_steps: int = Field(description="RL steps of all stages; what progress is measured against")
     resumed_from_step: int | None = None
+    resumes_at: ResumePoint | None = Field(None, description="None: the first attempt")
     versions: dict[str, str] = Field(default_factory=dict)
     git_commit: str = ""
 

@@ -87,3 +87,6 @@ _ALL = (
 )
 
 METRICS: dict[str, Metric] = {m.name: m for m in _ALL}
+
+# What a resumed or repeated run does not reproduce: clock readings. Everything else it does, bit for bit.
+TIME_METRICS = frozenset(m.name for m in _ALL if m.unit in ("s", "ms", "tokens/s"))

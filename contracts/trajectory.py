@@ -171,3 +171,7 @@ class TrajectoryRow(Frozen):
     token_marks: list[TokenMark]
     turns: list[TurnRow]
     tool_calls: list[ToolCallRow]
+
+
+# Fields of the rows above that a resumed or repeated run does not reproduce: clock readings, who ran it, and when.
+TIME_FIELDS = frozenset({"duration_s", "generate_ms", "exec_ms", "queue_ms", "cpu_ms", "node", "attempt"})

@@ -35,6 +35,7 @@ class PlainLauncher:
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
             "MALLOC_ARENA_MAX": "1",
+            "PYTHONHASHSEED": "0",
         }
         log_path = self._state_dir / "logs" / f"{box_id}.log"
         process = await spawn(argv, log_path=log_path, env=env)

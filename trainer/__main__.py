@@ -48,12 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         recipe = load_recipe(options.recipe, options.set, options.seed, options.command)
-        check_recipe(recipe, options.out, resume=options.resume)
+        places = Places(options.out.resolve(), options.artifacts, PROJECT)
+        check_recipe(recipe, places, resume=options.resume)
     except (RecipeError, RunRefused) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     prepare_libraries(int(os.environ.get("TRAINER_THREADS", "1")))
-    return EXIT_CODES[_run(recipe, options)]
+    return EXIT_CODES[_run(recipe, places)]
 
 
 def _print_report(options: argparse.Namespace) -> int:
@@ -78,13 +79,12 @@ def _explain(options: argparse.Namespace) -> str:
 _REPORTS: dict[str, Callable[[argparse.Namespace], str]] = {"analyse": _analyse, "explain": _explain}
 
 
-def _run(recipe: Recipe, options: argparse.Namespace) -> Outcome:
-    run = os.environ.get("ASTROLABE_RUN_ID") or options.out.resolve().name
+def _run(recipe: Recipe, places: Places) -> Outcome:
+    run = os.environ.get("ASTROLABE_RUN_ID") or places.out.name
     urls = sandbox_urls()
     attempt = os.environ.get("ASTROLABE_ATTEMPT")
-    reporter = Reporter(options.out, run, attempt=int(attempt) if attempt else None, target=_read_target(run))
+    reporter = Reporter(places.out, run, attempt=int(attempt) if attempt else None, target=_read_target(run))
     _stop_on_signals(reporter)
-    places = Places(options.out.resolve(), options.artifacts, PROJECT)
     try:
         with asyncio.Runner() as runner:
             client, grader = SandboxClient(urls, run_id=run, find_urls=agent_urls), GraderPool()
@@ -96,7 +96,7 @@ def _run(recipe: Recipe, options: argparse.Namespace) -> Outcome:
                 runner.run(client.aclose())
     finally:
         reporter.close()
-    _log.info("the run %s; everything is in %s", outcome.value, options.out)
+    _log.info("the run %s; everything is in %s", outcome.value, places.out)
     return outcome
 
 

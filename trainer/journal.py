@@ -8,13 +8,17 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
+from contracts.base import Frozen
 from contracts.events import Event, Payload
 
 FILE = "events.jsonl"
 _log = logging.getLogger(__name__)
+_P = TypeVar("_P", bound=Frozen)
 
 
 class Journal:
@@ -51,6 +55,18 @@ class Journal:
         self.sync()
         with self._lock:
             self._file.close()
+
+
+def read_payloads(path: Path, kind: type[_P]) -> Iterator[_P]:
+    """Payloads of one kind, of all attempts, in order."""
+    word = f'"{kind.model_fields["kind"].default}"'.encode()
+    with path.open("rb") as stream:
+        for line in stream:
+            if word not in line:
+                continue
+            payload = Event.model_validate_json(line).payload
+            if isinstance(payload, kind):
+                yield payload
 
 
 def _cut_torn_end(path: Path) -> dict[int, int]:

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import platform
 import subprocess
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -17,34 +16,42 @@ from torch.optim import AdamW
 from transformers import Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from contracts.events import CheckpointWritten, LogLevel, Outcome, RunEnded, RunStarted, StageFinished, StageStarted
+from contracts.events import (
+    CheckpointWritten,
+    LogLevel,
+    Outcome,
+    ResumePoint,
+    RunEnded,
+    RunStarted,
+    StageFinished,
+    StageStarted,
+)
 from contracts.recipe import AnyStage, CurateStage, EvaluateStage, Recipe, RlStage, SftStage, upgrade
 from trainer.analysis.tokens import MarkSettings, TokenAnalysis, analyze
-from trainer.curate import run_curate
+from trainer.curate import held_out_file, run_curate, train_file
 from trainer.evaluate import run_evaluate
-from trainer.policy.checkpoint import (
-    Checkpoint,
-    CheckpointStore,
-    Counters,
-    has_optimizer,
-    load_optimizer,
-    verify_checkpoint,
-)
+from trainer.inputs import check_inputs, list_versions, note_curated
+from trainer.journal import read_payloads
+from trainer.policy.checkpoint import Checkpoint, CheckpointStore, Counters, Recovery, has_optimizer, load_optimizer
 from trainer.policy.model import load_model, load_weights
 from trainer.policy.optimizer import make_optimizer
 from trainer.reporter import Reporter
-from trainer.rl import run_rl
+from trainer.rl import hard_file, run_rl
 from trainer.rollout.agent import Grader, Tool
 from trainer.rollout.chat import Chat, load_tokenizer
 from trainer.rollout.rows import Credit, RowPlace, build_row
 from trainer.rollout.torch_engine import TorchEngine
 from trainer.rollout.trajectory import Trajectory
 from trainer.sampler import Sampler, Stopped
+from trainer.seeds import derive_seed, seed_generators
 from trainer.sft import run_sft
 from trainer.store import Places, clean_text, write_atomically, write_shard
 
 RECIPE_FILE = "resolved_recipe.json"
+VERSIONS_FILE = "versions.json"
 MAX_BATCH = 256
+MAX_DIFFERENCES = 10
+_ABSENT = object()
 MAX_PROMPT_TOKENS = 512  # room the engine's context leaves for the prompt, beside the longest response
 
 
@@ -104,11 +111,15 @@ class RunContext:
             self.policy.optimizer = make_optimizer(self.policy.model)
         return 0
 
-    def check_stop(self, index: int, stage: SftStage | RlStage, stage_step: int) -> None:
-        """The safe point between two steps: raises Stopped when a stop was asked for."""
+    def begin_step(self, index: int, stage: SftStage | RlStage, stage_step: int) -> None:
+        """The safe point before a step of the stage: raises Stopped when a stop was asked for.
+
+        Nothing of ours draws from the libraries' global generators; what does begins each step alike.
+        """
         if self.reporter.should_stop:
-            self.save_checkpoint(index, stage, stage_step)
+            self.save_checkpoint(index, stage, stage_step - 1)
             raise Stopped
+        seed_generators(derive_seed(self.recipe.seed, "libraries", index, stage_step))
 
     def save_checkpoint(
         self, index: int, stage: SftStage | RlStage, stage_step: int, *, is_stage_end: bool = False
@@ -130,32 +141,69 @@ class RunContext:
         self.reporter.sync()
         written = self.checkpoints.write(self.policy.model, self.policy.optimizer, counters, self.policy.source)
         self.saved_at = (index, stage_step)
+        self._tell_checkpoint(written.checkpoint, [str(path.relative_to(self.out)) for path in written.pruned])
+
+    def _tell_checkpoint(self, checkpoint: Checkpoint, pruned: Sequence[str]) -> None:
+        counters = checkpoint.counters
+        name, step = counters.stage_name, counters.stage_step
         self.reporter.emit(
             CheckpointWritten(
-                stage=index,
-                step=step,
-                path=str(written.checkpoint.path.relative_to(self.out)),
-                label=f"after {stage.name}" if is_stage_end else f"{stage.name}, step {stage_step}",
-                size_bytes=written.checkpoint.size_bytes,
-                pruned=[str(path.relative_to(self.out)) for path in written.pruned],
+                stage=counters.stage,
+                step=counters.step,
+                path=str(checkpoint.path.relative_to(self.out)),
+                label=f"after {name}" if counters.is_stage_end else f"{name}, step {step}",
+                size_bytes=checkpoint.size_bytes,
+                pruned=list(pruned),
             )
         )
 
-    def restore_policy(self) -> Checkpoint | None:
-        """The newest checkpoint's weights, optimizer and version; the base model's where there is none."""
-        newest = self.checkpoints.latest()
-        if newest is None:
-            load_weights(self.policy.model, self.places.resolve(self.recipe.model))
-            return None
-        verify_checkpoint(newest.path)
-        load_weights(self.policy.model, newest.path)
-        self.policy.version = newest.counters.policy_version
+    def tell_untold_checkpoints(self) -> None:
+        """Make up for the event that a kill right after a checkpoint, or damage to one, has left out."""
+        if self.resumed is None:
+            return
+        told: set[str] = set()
+        for payload in read_payloads(self.reporter.journal.path, CheckpointWritten):
+            told = (told - set(payload.pruned)) | {payload.path}
+        there = {str(c.path.relative_to(self.out)) for c in self.checkpoints.find_all()}
+        if told != there:
+            self._tell_checkpoint(self.resumed, sorted(told - there))
+
+    def restore_policy(self) -> Recovery:
+        """The newest sound checkpoint's weights, optimizer and version; those of the recipe's model where there is
+        none."""
+        recovery = self.checkpoints.recover()
+        newest = recovery.checkpoint
+        folder = newest.path if newest else self.places.resolve(self.recipe.model)
+        load_weights(self.policy.model, folder)
         self.policy.optimizer = make_optimizer(self.policy.model)
-        if has_optimizer(newest.path):
-            load_optimizer(self.policy.model, self.policy.optimizer, newest.path)
+        if has_optimizer(folder):  # the recipe's model may be a checkpoint of another run
+            load_optimizer(self.policy.model, self.policy.optimizer, folder)
+        self.policy.version = newest.counters.policy_version if newest else 0
         self.sampler.engine.set_version(self.policy.version)
-        self.saved_at = (newest.counters.stage, newest.counters.stage_step)
-        return newest
+        self.saved_at = (newest.counters.stage, newest.counters.stage_step) if newest else (-1, -1)
+        return recovery
+
+    def count_finished(self) -> int:
+        """Stages that need not run again. One that trains is finished when its last checkpoint is there, or that of
+        a later stage; another one by its note, unless a stage before it has to be done again."""
+        counters = self.resumed.counters if self.resumed else None
+        finished = counters.stage if counters else 0
+        for index, stage in enumerate(self.recipe.stages[finished:], start=finished):
+            is_trained = counters is not None and counters.stage == index and counters.is_stage_end
+            if not (self.out / done_file(index)).exists() or (isinstance(stage, SftStage | RlStage) and not is_trained):
+                return index
+        return len(self.recipe.stages)
+
+    def resume_point(self) -> ResumePoint:
+        """From where on what older attempts reported is superseded. Step 0 of an RL stage is its screening."""
+        index = self.count_finished()
+        stage = self.recipe.stages[index] if index < len(self.recipe.stages) else None
+        counters = self.resumed.counters if self.resumed else None
+        done = counters.stage_step if counters and counters.stage == index else 0
+        if isinstance(stage, RlStage):
+            is_screened = stage.hard_subset is None or (self.out / hard_file(index)).exists()
+            return ResumePoint(stage=index, step=self.first_step(index) + done if is_screened else 0)
+        return ResumePoint(stage=index, step=done + 1 if isinstance(stage, SftStage) else 0)
 
     def store_trajectories(
         self,
@@ -211,19 +259,31 @@ def run_pipeline(
     return outcome
 
 
-def check_recipe(recipe: Recipe, out: Path, *, resume: bool) -> None:
-    """Write the resolved recipe of a new run; RunRefused for a folder in use, or a recipe that changed."""
-    path = out / RECIPE_FILE
+def check_recipe(recipe: Recipe, places: Places, *, resume: bool) -> None:
+    """Write the resolved recipe of a new run and note what it reads; RunRefused for a folder in use, or for a
+    recipe or an input that changed since, with each difference."""
+    out, path = places.out, places.out / RECIPE_FILE
     resolved = recipe.model_dump(mode="json")
     if path.exists():
         if not resume:
             raise RunRefused(f"{out} already holds a run: add --resume to continue it, or choose another folder")
-        if differences := list_differences(_stored_recipe(path), resolved):
-            raise RunRefused(f"the recipe differs from the one {out} was started with: {'; '.join(differences[:10])}")
+        _refuse(f"the recipe differs from the one {out} was started with", list_differences(_stored(path), resolved))
+    _refuse(f"what {out} was made from has changed", check_inputs(recipe, places))
     write_atomically(path, json.dumps(resolved, indent=1).encode())
 
 
-def _stored_recipe(path: Path) -> Any:
+def _refuse(what: str, differences: Sequence[str]) -> None:
+    if not differences:
+        return
+    shown = "".join(f"\n  {line}" for line in differences[:MAX_DIFFERENCES])
+    more = f"\n  and {len(differences) - MAX_DIFFERENCES} more" if len(differences) > MAX_DIFFERENCES else ""
+    raise RunRefused(
+        f"{what}:{shown}{more}\nPut it back as it was to resume this run, or start a new run in another folder "
+        "(its model can be a checkpoint of this one)"
+    )
+
+
+def _stored(path: Path) -> Any:
     """The recipe a run was started with, in today's fields where it still holds."""
     stored = json.loads(path.read_text())
     try:
@@ -233,13 +293,18 @@ def _stored_recipe(path: Path) -> Any:
 
 
 def list_differences(old: Any, new: Any, at: str = "") -> list[str]:
-    """'field: old -> new' for each leaf of two JSON values that differs."""
+    """'field: old -> new' for each leaf of two JSON values that differs; what only one has is absent in the other."""
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
-        return [d for k in keys for d in list_differences(old.get(k), new.get(k), f"{at}.{k}" if at else k)]
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return [d for i, (a, b) in enumerate(zip(old, new, strict=True)) for d in list_differences(a, b, f"{at}.{i}")]
-    return [] if old == new else [f"{at}: {json.dumps(old)} -> {json.dumps(new)}"]
+        pairs = {key: (old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in sorted(old.keys() | new.keys())}
+    elif isinstance(old, list) and isinstance(new, list):
+        pairs = {str(i): pair for i, pair in enumerate(zip_longest(old, new, fillvalue=_ABSENT))}
+    else:
+        return [] if old == new else [f"{at}: {_shown(old)} -> {_shown(new)}"]
+    return [d for key, (a, b) in pairs.items() for d in list_differences(a, b, f"{at}.{key}" if at else key)]
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is _ABSENT else json.dumps(value)
 
 
 def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, runner: asyncio.Runner) -> RunContext:
@@ -265,16 +330,21 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
         policy=Policy(model, make_optimizer(model), source),
         checkpoints=CheckpointStore(places.out),
     )
-    context.resumed = context.restore_policy() if context.checkpoints.latest() else None
+    recovery = context.restore_policy()
+    context.resumed = recovery.checkpoint
     reporter.emit(
         RunStarted(
             stages=[stage.name for stage in recipe.stages],
             total_steps=recipe.total_rl_steps,
             resumed_from_step=context.resumed.counters.step if context.resumed else None,
-            versions=_versions(),
+            resumes_at=context.resume_point() if reporter.attempt > 1 else None,
+            versions=list_versions(),
             git_commit=_git_commit(),
         )
     )
+    _warn_of_faults(context, recovery)
+    _warn_of_other_versions(context)
+    context.tell_untold_checkpoints()
     return context
 
 
@@ -282,14 +352,33 @@ def _samples(stage: AnyStage) -> TypeGuard[CurateStage | RlStage | EvaluateStage
     return not isinstance(stage, SftStage) and (stage.kind != "curate" or stage.parsed_checks.screening is not None)
 
 
+def _warn_of_faults(context: RunContext, recovery: Recovery) -> None:
+    instead = recovery.checkpoint.path.name if recovery.checkpoint else "the recipe's model"
+    for fault in recovery.faults:
+        context.reporter.log(LogLevel.WARNING, f"{fault}; the run goes on from {instead}")
+
+
+def _warn_of_other_versions(context: RunContext) -> None:
+    path = context.out / VERSIONS_FILE
+    now = list_versions()
+    if path.exists() and (differences := list_differences(json.loads(path.read_text()), now)):
+        text = f"the run goes on with {'; '.join(differences)}: numbers may differ from an uninterrupted run"
+        context.reporter.log(LogLevel.WARNING, text)
+    context.write(VERSIONS_FILE, json.dumps(now, indent=1).encode())
+
+
 def _run_stages(context: RunContext) -> None:
+    finished = context.count_finished()
     for index, stage in enumerate(context.recipe.stages):
-        if _is_finished(context, index):
+        if index < finished:
             context.reporter.log(LogLevel.INFO, f"stage {stage.name} is finished already")
             continue
+        (context.out / done_file(index)).unlink(missing_ok=True)
+    for index, stage in enumerate(context.recipe.stages[finished:], start=finished):
         if context.reporter.should_stop:
             raise Stopped
         started = time.monotonic()
+        seed_generators(derive_seed(context.recipe.seed, "libraries", index))
         context.reporter.log(LogLevel.INFO, f"stage {stage.name} ({stage.kind}) begins")
         context.reporter.doing = stage.name
         context.reporter.emit(
@@ -305,7 +394,9 @@ def _run_stages(context: RunContext) -> None:
         duration = time.monotonic() - started
         context.reporter.emit(StageFinished(stage=index, name=stage.name, duration_s=duration))
         context.reporter.sync()
-        context.write(_done_file(index), json.dumps({"name": stage.name, "duration_s": duration}).encode())
+        if isinstance(stage, CurateStage):
+            note_curated(context.out, [train_file(index), held_out_file(index)])
+        context.write(done_file(index), json.dumps({"name": stage.name, "duration_s": duration}).encode())
         context.reporter.log(LogLevel.INFO, f"stage {stage.name} finished after {duration:.1f} s")
 
 
@@ -321,17 +412,8 @@ def _run_stage(context: RunContext, index: int, stage: AnyStage) -> None:
             run_evaluate(context, index, stage)
 
 
-def _done_file(index: int) -> str:
+def done_file(index: int) -> str:
     return f"stages/stage-{index:02d}.json"
-
-
-def _is_finished(context: RunContext, index: int) -> bool:
-    return (context.out / _done_file(index)).exists()
-
-
-def _versions() -> dict[str, str]:
-    names = ("torch", "transformers", "numpy", "pyarrow", "math-verify")
-    return {"python": platform.python_version()} | {name: version(name) for name in names}
 
 
 def _git_commit() -> str:
@@ -353,4 +435,6 @@ def _git_commit() -> str:
 def prepare_libraries(threads: int) -> None:
     """One thread by default: the sandbox and the engine's bookkeeping want the other core. No progress bars."""
     torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # we read what we write
     disable_progress_bar()

@@ -30,7 +30,7 @@ from trainer.rollout.rows import Credit
 from trainer.rollout.trajectory import Problem, Trajectory
 from trainer.sampler import Occasion, Stopped
 from trainer.seeds import derive_seed
-from trainer.store import train_shard
+from trainer.store import screening_shard, train_shard
 
 if TYPE_CHECKING:
     from trainer.pipeline import RunContext
@@ -71,7 +71,7 @@ def run_rl(context: "RunContext", index: int, stage: RlStage) -> None:
     reference = _load_reference(context, index, stage)
     first = context.first_step(index)
     for stage_step in range(done + 1, stage.steps + 1):
-        context.check_stop(index, stage, stage_step - 1)
+        context.begin_step(index, stage, stage_step)
         step = first + stage_step - 1
         context.reporter.doing = f"{stage.name}: step {step}"
         started = time.monotonic()
@@ -311,6 +311,7 @@ def _screen(
     hard: list[Problem] = []
     easy: list[Problem] = []
     while queue and len(hard) < needed:
+        shard = screening_shard(index, (len(hard) + len(easy)) // SCREEN_CHUNK + 1)
         chunk, queue = queue[:SCREEN_CHUNK], queue[SCREEN_CHUNK:]
         context.reporter.doing = f"{stage.name}: hard subset, {len(hard)} of {needed} problems"
         requests = [
@@ -320,6 +321,8 @@ def _screen(
         ]
         occasion = Occasion(index, 0, "screening rollouts")
         trajectories = context.sampler.sample(requests, stage.sampling, occasion, context.reporter)
+        credits = [Credit(Decision.EVALUATION)] * len(trajectories)
+        context.store_trajectories(trajectories, credits, shard, stage=(index, stage.name), step=0)
         for i, problem in enumerate(chunk):
             own = trajectories[i * subset.samples : (i + 1) * subset.samples]
             is_easy = sum(map(is_right, own)) == subset.samples

@@ -1,6 +1,10 @@
 """One derivation for every seed, so that a resumed run draws what the uninterrupted one would have drawn."""
 
+import random
 from hashlib import blake2b
+
+import numpy as np
+import torch
 
 
 def derive_seed(run_seed: int, *parts: int | str) -> int:
@@ -15,3 +19,10 @@ def derive_seed(run_seed: int, *parts: int | str) -> int:
         digest.update(f"{'i' if isinstance(part, int) else 's'}{len(text)}:".encode())
         digest.update(text)
     return int.from_bytes(digest.digest(), "big") >> 1
+
+
+def seed_generators(seed: int) -> None:
+    """The global generators of Python, numpy and torch, for libraries that draw from them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)

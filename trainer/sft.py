@@ -37,7 +37,7 @@ def run_sft(context: "RunContext", index: int, stage: SftStage) -> None:
         return
     parameters = list(policy.model.parameters())
     for step in range(done + 1, stage.steps + 1):
-        context.check_stop(index, stage, step - 1)
+        context.begin_step(index, stage, step)
         started = time.monotonic()
         context.reporter.doing = f"{stage.name}: step {step} of {stage.steps}"
         batch = [rows[i] for i in _pick(len(rows), stage.batch_size, step, derive_seed(context.recipe.seed, index))]

@@ -70,15 +70,20 @@ def evaluation_shard(stage: int, label: str) -> str:
     return f"trajectories/stage-{stage:02d}/eval-{safe}.parquet"
 
 
+def screening_shard(stage: int, number: int) -> str:
+    """Path of the rollouts that screened problems for a stage's hard subset."""
+    return f"trajectories/stage-{stage:02d}/screen-{number:03d}.parquet"
+
+
 def write_shard(path: Path, rows: Sequence[TrajectoryRow]) -> None:
     """Atomically: the file is complete or absent, whatever is killed when."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([_encode(row) for row in rows], schema=SCHEMA)
     draft = path.with_name(f".{path.name}.tmp")
     pq.write_table(table, draft, compression="zstd", row_group_size=ROW_GROUP)
-    with draft.open("rb") as stream:
-        os.fsync(stream.fileno())
+    fsync(draft)
     os.replace(draft, path)
+    fsync(path.parent)
 
 
 def read_row(path: Path, row: int) -> TrajectoryRow:
@@ -140,6 +145,16 @@ def write_atomically(path: Path, data: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(draft, path)
+    fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _encode(row: TrajectoryRow) -> dict[str, Any]:

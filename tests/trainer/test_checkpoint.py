@@ -12,6 +12,7 @@ from trainer.policy.checkpoint import (
     CheckpointError,
     CheckpointStore,
     Counters,
+    Recovery,
     load_optimizer,
     verify_checkpoint,
 )
@@ -87,11 +88,34 @@ def test_a_draft_left_by_a_kill_is_no_checkpoint(tmp_path: Path, source: Path, m
             store.write(make_model(), None, counters(), source)
     assert store.latest() is None
     store.write(make_model(), None, counters(), source)
-    assert [p.name for p in store.folder.iterdir()] == ["stage-01-stage_1-step-000001"]
+    assert [p.name for p in store.folder.iterdir() if p.is_dir()] == ["stage-01-stage_1-step-000001"]
 
 
 def _raise(folder: Path) -> None:
     raise KeyboardInterrupt
+
+
+def test_recovery_passes_over_what_is_not_sound_and_says_so(tmp_path: Path, source: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    first, second = (store.write(make_model(), None, counters(stage_step=n), source).checkpoint for n in (1, 2))
+    assert store.recover() == Recovery(second, [])
+    (second.path / "trainer.json").unlink()
+    assert store.recover() == Recovery(
+        first, ["checkpoint stage-01-stage_1-step-000002 is damaged: trainer.json: No such file or directory"]
+    )
+    with (first.path / "model.safetensors").open("r+b") as stream:
+        size = stream.seek(0, 2)
+        stream.truncate(10)
+    assert store.recover() == Recovery(
+        None,
+        [
+            "checkpoint stage-01-stage_1-step-000002 is missing",
+            f"checkpoint stage-01-stage_1-step-000001 is damaged: model.safetensors has 10 of {size} bytes",
+        ],
+    )
+    third = store.write(make_model(), None, counters(stage_step=3), source).checkpoint
+    assert store.recover() == Recovery(third, [])
+    assert [p.name for p in store.folder.iterdir() if p.is_dir()] == [third.path.name]
 
 
 def test_damage_is_found_by_hash(tmp_path: Path, source: Path) -> None:

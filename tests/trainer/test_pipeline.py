@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from contracts.events import Event, LogLevel, Outcome, RunEnded
 from contracts.metrics import METRICS
@@ -16,10 +17,11 @@ from contracts.trajectory import Decision
 from tests.trainer.pipeline_run import RL, STAGES, TinyRun, collect_and_grade_by_ids
 from trainer.__main__ import RecipeError, load_recipe, main
 from trainer.pipeline import RECIPE_FILE, RunRefused, check_recipe
+from trainer.policy.checkpoint import CheckpointStore
 from trainer.reporter import Reporter
-from trainer.rl import pick_prompts
+from trainer.rl import hard_file, pick_prompts
 from trainer.rollout.trajectory import Problem
-from trainer.store import read_row
+from trainer.store import Places, read_row
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +103,8 @@ def test_checkpoints_left_are_the_newest_and_the_stages_ends(finished: TinyRun) 
 def test_the_same_seed_gives_the_same_run(finished: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = TinyRun(tmp_path / "b", monkeypatch)
     again.start()
-    assert again.figures()["metrics"] == finished.figures()["metrics"]
-    assert again.weights() == finished.weights()
+    assert again.figures() == finished.figures()
+    assert again.tensors() == finished.tensors()
 
 
 def test_a_stop_ends_at_a_safe_point_and_can_be_resumed(
@@ -121,7 +123,7 @@ def test_a_stop_ends_at_a_safe_point_and_can_be_resumed(
         assert run.start() is Outcome.CANCELLED
     assert run.payloads("run_ended")[-1].steps in (1, 2)
     assert run.start() is Outcome.FINISHED
-    assert run.weights() == finished.weights()
+    assert run.tensors() == finished.tensors()
 
 
 def test_a_failure_is_recorded_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,14 +188,80 @@ def test_prompts_of_an_epoch_are_all_different() -> None:
     assert len(pick_prompts(problems[:2], 3, 5, seed=1)) == 2
 
 
-def test_a_changed_recipe_is_refused_with_the_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_recipe_is_refused_with_each_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = TinyRun(tmp_path / "g", monkeypatch)
-    check_recipe(run.recipe, run.out, resume=False)
+    places = Places(run.out, None, run.out)
+    check_recipe(run.recipe, places, resume=False)
     with pytest.raises(RunRefused, match="--resume"):
-        check_recipe(run.recipe, run.out, resume=False)
-    check_recipe(run.recipe, run.out, resume=True)
-    with pytest.raises(RunRefused, match="seed: 1 -> 7"):
-        check_recipe(run.recipe.model_copy(update={"seed": 7}), run.out, resume=True)
+        check_recipe(run.recipe, places, resume=False)
+    check_recipe(run.recipe, places, resume=True)
+    stages = [*run.recipe.stages[:-1]]
+    changed = run.recipe.model_copy(update={"seed": 7, "stages": stages})
+    with pytest.raises(RunRefused) as refusal:
+        check_recipe(changed, places, resume=True)
+    said = str(refusal.value).splitlines()
+    assert said[1] == "  seed: 1 -> 7"
+    assert said[2].startswith('  stages.4: {"name": "evaluate", ')
+    assert said[2].endswith("} -> absent")
+    assert "start a new run in another folder" in said[3]
+
+
+def test_changed_problems_are_refused_by_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "mine.jsonl"
+    source.write_text('{"problem": "What is 1 + 1?", "answer": 2}\n' * 3)
+    curate = {"kind": "curate", "name": "curate", "source": str(source)}
+    run = TinyRun(tmp_path / "g", monkeypatch, stages=[curate])
+    places = Places(run.out, None, run.out)
+    check_recipe(run.recipe, places, resume=False)
+    source.touch()
+    check_recipe(run.recipe, places, resume=True)
+    source.write_text('{"problem": "What is 1 + 1?", "answer": 2}\n' * 4)
+    with pytest.raises(RunRefused, match=r"stages.0.source: .*\(3 rows, 129 bytes, .*-> .*\(4 rows, 172 bytes"):
+        check_recipe(run.recipe, places, resume=True)
+
+
+def test_edited_curated_problems_are_refused(finished: TinyRun) -> None:
+    places = Places(finished.out, None, finished.out)
+    check_recipe(finished.recipe, places, resume=False)
+    train = finished.out / "problems" / "stage-00" / "train.jsonl"
+    before = train.read_bytes()
+    train.write_bytes(before.replace(b"1", b"2"))
+    with pytest.raises(RunRefused, match=r"problems/stage-00/train.jsonl: .* -> "):
+        check_recipe(finished.recipe, places, resume=True)
+    train.unlink()
+    with pytest.raises(RunRefused, match=r"problems/stage-00/train.jsonl: .* -> missing"):
+        check_recipe(finished.recipe, places, resume=True)
+    train.write_bytes(before)
+    check_recipe(finished.recipe, places, resume=True)
+    (finished.out / RECIPE_FILE).unlink()
+
+
+def test_screening_rollouts_are_stored(finished: TinyRun) -> None:
+    """Each problem screened for the hard subset, with as many rollouts as the recipe says."""
+    rows = [row for p in finished.payloads("trajectories") for row in p.rows if row.step == 0]
+    screened = finished.payloads("funnel")[1].rows[0].entered
+    assert {(row.stage, row.shard, row.decision) for row in rows} == {
+        (3, "trajectories/stage-03/screen-001.parquet", Decision.EVALUATION)
+    }
+    assert sorted(Counter(row.prompt_id for row in rows).values()) == [2] * screened
+    hard = {json.loads(line)["id"] for line in (finished.out / hard_file(3)).read_text().splitlines()}
+    right = Counter(row.prompt_id for row in rows if row.grade.reward == 1)
+    assert hard == {row.prompt_id for row in rows if right[row.prompt_id] < 2}
+
+
+def test_a_checkpoint_of_any_stage_starts_another_run(
+    finished: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with its optimizer, where the stage does not ask for a fresh one."""
+    for checkpoint in CheckpointStore(finished.out).find_all():
+        stages = [STAGES[0], RL | {"steps": 1, "reset_optimizer": False, "checkpoint_every": 0}]
+        run = TinyRun(tmp_path / checkpoint.path.name, monkeypatch, model=str(checkpoint.path), stages=stages)
+        assert run.start() is Outcome.FINISHED
+        steps = [
+            load_file(folder / "optimizer.safetensors")["model.norm.weight.step"].item()
+            for folder in (checkpoint.path, CheckpointStore(run.out).find_all()[0].path)
+        ]
+        assert steps[1] >= steps[0] > 0
 
 
 def test_a_run_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
@@ -203,7 +271,7 @@ def test_a_run_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
     stored["tool"] = {"limits": limits, "max_response_chars": 256, "traceback_lines": 0}
     path = tmp_path / RECIPE_FILE
     path.write_text(json.dumps(stored))
-    check_recipe(load_recipe(path), tmp_path, resume=True)
+    check_recipe(load_recipe(path), Places(tmp_path, None, tmp_path), resume=True)
     written = tmp_path / "by-hand.yaml"
     written.write_text(json.dumps(stored))
     with pytest.raises(RecipeError, match="max_response_chars is now max_tool_response_tokens"):

@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trainer.rollout.engine import EngineError, FinishReason, Generation, SamplingSpec
+from trainer.rollout.qwen3_decode import KEY_BLOCK, VECTOR, Qwen3Decode, find_key_counts
 from trainer.rollout.torch_engine import TorchEngine, sample
 
 VOCAB, CONTEXT = 61, 96
@@ -120,14 +121,79 @@ async def test_more_requests_than_rows(model):
         check(model, ids, generation)
 
 
-async def test_same_seed_same_tokens_whoever_else_is_there(model):
+async def test_same_seed_same_bits_whoever_else_is_there(model):
     ids = prompt(9, 3)
     alone = await TorchEngine(model, max_batch=16, max_context=CONTEXT).generate(ids, spec(25, seed=42))
     engine = TorchEngine(model, max_batch=16, max_context=CONTEXT)
     others = [engine.generate(prompt(3 + i, i), spec(5 + i, seed=i)) for i in range(12)]
     *_, crowded = await asyncio.gather(*others, engine.generate(ids, spec(25, seed=42)))
-    assert crowded.ids == alone.ids
-    assert (torch.tensor(crowded.logprobs) - torch.tensor(alone.logprobs)).abs().max() < 1e-5
+    assert crowded == alone
+
+
+async def test_same_bits_whether_keys_were_kept_copied_or_computed_again(model):
+    """Three turns of a trajectory: in its own row, after its row was given away, and beside a twin of its prompt."""
+
+    async def turns(engine: TorchEngine, pause: int = 0) -> list[Generation]:
+        ids, found = prompt(12, 0), []
+        for turn in range(3):
+            for _ in range(pause * turn):
+                await asyncio.sleep(0)
+            found.append(await engine.generate(ids, spec(12, seed=turn)))
+            ids = [*ids, *found[-1].ids, *prompt(7, turn)]
+        return found
+
+    alone = await turns(TorchEngine(model, max_batch=4, max_context=CONTEXT))
+    small = TorchEngine(model, max_batch=2, max_context=CONTEXT)
+    others = [small.generate(prompt(3 + i, i), spec(9 + i, seed=i)) for i in range(12)]
+    evicted, *_ = await asyncio.gather(turns(small, pause=5), *others)
+    shared = TorchEngine(model, max_batch=8, max_context=CONTEXT)
+    twins = await asyncio.gather(turns(shared), turns(shared, pause=3))
+    assert evicted == alone
+    assert twins == [alone, alone]
+
+
+@pytest.mark.parametrize(("head_dim", "kv_heads"), [(8, 2), (32, 2), (32, 4), (64, 1)])
+def test_a_position_is_computed_alike_however_it_is_fed(head_dim, kv_heads):
+    """Logits after 700 tokens: fed at once, token by token, in parts, and beside other rows."""
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    decode = Qwen3Decode(Qwen3ForCausalLM(config).eval(), 800)
+    ids = torch.tensor([prompt(700, 0)])
+    lengths = [5, 100, 101, 190, 193, 207, 230, 300, 383, 384, 500, 512, 513, 699, 700]
+
+    def feed(parts: list[int], others: int = 0) -> list[Tensor]:
+        cache = decode.new_cache(1 + others)
+        found, start = [], 0
+        for end in parts:
+            new = torch.zeros(1 + others, max(end - start, 3 if others else 1), dtype=torch.long)
+            new[0, : end - start] = ids[0, start:end]
+            starts = torch.tensor([start, *([750] * others)])
+            found.append(decode.forward(cache, new, starts, torch.tensor([end - start, *([3] * others)]))[0])
+            start = end
+        return found
+
+    in_parts = feed(lengths)
+    for at, logits in zip(lengths, in_parts, strict=True):
+        assert torch.equal(feed([at])[0], logits)
+    assert all(map(torch.equal, feed(lengths, others=5), in_parts))
+    one_by_one = feed(list(range(1, 701)))
+    assert all(torch.equal(one_by_one[at - 1], logits) for at, logits in zip(lengths, in_parts, strict=True))
+
+
+def test_key_counts_always_hold_the_whole_block():
+    counts = find_key_counts(32)
+    assert counts[-1] == KEY_BLOCK
+    assert all(count % VECTOR == 0 for count in counts)
 
 
 async def test_stop_id_ends_the_turn_and_is_its_last_token(model):

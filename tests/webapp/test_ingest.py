@@ -132,6 +132,19 @@ def test_the_newer_attempt_wins_whatever_the_order(driver: Driver, alice: User) 
     assert Run.objects.get().state == RunState.RUNNING
 
 
+def test_what_a_resumed_attempt_does_again_is_not_shown_meanwhile(driver: Driver, alice: User) -> None:
+    driver.answers(driver.started(), *(driver.metrics(step, reward__mean=0.1) for step in (1, 2, 3)))
+    driver.answers(driver.metrics(1, stage=3, reward__mean=0.1), driver.metrics(9, stage=1, sft__loss=1.0))
+    run = Run.objects.get()
+    driver.answers(driver.event(kind="run_ended", outcome="failed"))
+    resume_run(run, alice)
+    second = begin_attempt(run)
+    resumed = second.started(resumed_from_step=1, resumes_at={"stage": 2, "step": 2})
+    assert second.answers(second.metrics(2, reward__mean=0.7), resumed) == ["accepted"] * 2
+    points = MetricPoint.objects.order_by("stage", "step").values_list("stage", "step", "value")
+    assert list(points) == [(1, 9, 1.0), (2, 1, 0.1), (2, 2, 0.7)]
+
+
 def test_an_older_attempts_end_does_not_end_the_run(driver: Driver, alice: User) -> None:
     driver.answers(driver.started())
     Run.objects.update(state=RunState.LOST)

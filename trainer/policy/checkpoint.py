@@ -1,7 +1,8 @@
 """Checkpoints: a model folder with the optimizer and counters beside the weights, all of it or nothing.
 
 Written into a hidden folder, each file fsynced, the manifest (sizes and hashes) last, then renamed. A
-folder without a manifest, or with a file of another size, is incomplete and is never resumed from.
+folder without a manifest, or with a file of another size or content, is never resumed from: the one before is.
+There is no state of a random generator to save: every seed derives from the recipe's and the counters.
 """
 
 import hashlib
@@ -18,12 +19,14 @@ from torch.optim import AdamW
 from transformers import Qwen3ForCausalLM
 
 from trainer.policy.model import save_model
+from trainer.store import fsync, write_atomically
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
 OPTIMIZER = "optimizer.safetensors"
-KEEP_NEWEST = 2
+WRITTEN = "written.json"  # names of the checkpoints that should be there, so that a missing one is noticed
+KEEP_NEWEST = 2  # beside each stage's last one, which later stages, evaluations and other runs start from
 
 
 class CheckpointError(Exception):
@@ -65,6 +68,14 @@ class Written:
     pruned: list[Path]
 
 
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The checkpoint to go on from, None for a start from the base model, and why newer ones were passed over."""
+
+    checkpoint: Checkpoint | None
+    faults: list[str]
+
+
 class CheckpointStore:
     """The checkpoints of one run, under `root`/checkpoints."""
 
@@ -82,17 +93,15 @@ class CheckpointStore:
             save_file(_optimizer_tensors(model, optimizer), draft / OPTIMIZER)
         (draft / STATE).write_text(json.dumps(asdict(counters), indent=1, sort_keys=True))
         _write_manifest(draft)
-        shutil.rmtree(final, ignore_errors=True)  # of a step that is done again after a resume
+        self._set_aside(final)  # of a step that is done again after a resume
         os.replace(draft, final)
-        _fsync(self.folder)
+        fsync(self.folder)
         checkpoint = Checkpoint(final, counters, _size(final))
         return Written(checkpoint, self._prune())
 
     def find_all(self) -> list[Checkpoint]:
         """The complete ones, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        found = [_read(path) for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        found = [_read(path) for path in self._folders()]
         return sorted((c for c in found if c is not None), key=lambda c: c.counters.order)
 
     def latest(self) -> Checkpoint | None:
@@ -102,25 +111,75 @@ class CheckpointStore:
         """The newest checkpoint of the stage of that name."""
         return next((c for c in reversed(self.find_all()) if c.counters.stage_name == stage_name), None)
 
+    def recover(self) -> Recovery:
+        """The newest sound checkpoint, each of its files compared with its hash. A torn or damaged one is set
+        aside and named with what is wrong with it, and so is one that was written and is gone."""
+        faults = [f"checkpoint {name} is missing" for name in self._written() if not (self.folder / name).exists()]
+        complete = self.find_all()
+        torn = set(self._folders()) - {c.path for c in complete}
+        for path in [*sorted(torn), *(c.path for c in reversed(complete))]:
+            fault = find_fault(path)
+            if not fault:
+                return Recovery(_read(path), faults)
+            faults.append(f"checkpoint {path.name} is damaged: {fault}")
+            self._set_aside(path)
+        return Recovery(None, faults)
+
+    def _folders(self) -> list[Path]:
+        if not self.folder.is_dir():
+            return []
+        return sorted(path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    def _set_aside(self, path: Path) -> None:
+        """Out of sight, until the next pruning removes it."""
+        if path.exists():
+            hidden = path.with_name(f".old-{path.name}")
+            shutil.rmtree(hidden, ignore_errors=True)
+            os.replace(path, hidden)
+
     def _prune(self) -> list[Path]:
         """All but the newest KEEP_NEWEST and each stage's last one go."""
         found = self.find_all()
         kept = {c.path for c in found[-KEEP_NEWEST:]} | {c.path for c in found if c.counters.is_stage_end}
         pruned = [c.path for c in found if c.path not in kept]
+        names = sorted(path.name for path in kept)
+        write_atomically(self.folder / WRITTEN, json.dumps(names).encode())
         for path in pruned:
-            # Without its manifest a half-removed folder is incomplete, so a kill in between is harmless.
-            (path / MANIFEST).unlink()
-            shutil.rmtree(path)
-        for path in set(self.folder.iterdir()) - kept:
+            self._set_aside(path)  # renamed first: a kill in between leaves no half of a checkpoint in sight
+        for path in {p for p in self.folder.iterdir() if p.is_dir()} - kept:
             shutil.rmtree(path, ignore_errors=True)
         return pruned
 
+    def _written(self) -> list[str]:
+        try:
+            return [str(name) for name in json.loads((self.folder / WRITTEN).read_text())]
+        except (OSError, ValueError, TypeError):
+            return []
+
+
+def find_fault(path: Path) -> str:
+    """What is wrong with the files of a checkpoint, by the sizes and hashes of its manifest; '' for nothing."""
+    try:
+        files = json.loads((path / MANIFEST).read_text())["files"]
+        for name, entry in files.items():
+            size = (path / name).stat().st_size
+            if size != entry["size"]:
+                return f"{name} has {size} of {entry['size']} bytes"
+        for name, entry in files.items():
+            if _hash(path / name) != entry["sha256"]:
+                return f"the content of {name} is not what was written"
+        Counters(**json.loads((path / STATE).read_text()))
+    except OSError as error:
+        return f"{Path(error.filename or path).name}: {error.strerror}"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"its {MANIFEST} or {STATE} cannot be read ({type(error).__name__})"
+    return ""
+
 
 def verify_checkpoint(path: Path) -> None:
-    """Compare every file with the manifest's hash; CheckpointError names the first that differs."""
-    for name, entry in json.loads((path / MANIFEST).read_text())["files"].items():
-        if _hash(path / name) != entry["sha256"]:
-            raise CheckpointError(f"{path / name} is damaged: its hash is not the manifest's")
+    """CheckpointError names the first file that is not as it was written."""
+    if fault := find_fault(path):
+        raise CheckpointError(f"{path} is damaged: {fault}")
 
 
 def load_optimizer(model: Qwen3ForCausalLM, optimizer: AdamW, path: Path) -> None:
@@ -146,12 +205,12 @@ def _optimizer_tensors(model: Qwen3ForCausalLM, optimizer: AdamW) -> dict[str, t
 def _write_manifest(folder: Path) -> None:
     files = {}
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-        _fsync(file)
+        fsync(file)
         files[str(file.relative_to(folder))] = {"size": file.stat().st_size, "sha256": _hash(file)}
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": files}, indent=1))
-    _fsync(manifest)
-    _fsync(folder)
+    fsync(manifest)
+    fsync(folder)
 
 
 def _read(path: Path) -> Checkpoint | None:
@@ -173,14 +232,6 @@ def _size(folder: Path) -> int:
 def _hash(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _slug(name: str) -> str:

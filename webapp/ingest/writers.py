@@ -4,13 +4,19 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from django.apps import apps
 from django.db import connection
+from django.db.models import Q
 from django.utils import timezone
 
-from contracts.events import CheckpointWritten, Event, Log, Metrics, TokenReport
+from contracts.events import CheckpointWritten, Event, Log, Metrics, RunStarted, TokenReport
 from webapp.runs.models import Checkpoint, LogLine, Run
 
 MAX_LOG_CHARS = 65_536
+_PLACED_BY_STEP = (
+    *("runs.MetricPoint", "runs.TokenReportRow", "runs.Checkpoint"),
+    *("trajectories.Trajectory", "benchmarks.Evaluation"),
+)
 
 Writer = Callable[[Run, Sequence[Event], int], None]
 
@@ -107,6 +113,21 @@ def write_checkpoints(run: Run, events: Sequence[Event], revision: int) -> None:
     Checkpoint.objects.filter(run=run, path__in=pruned, pruned_at=None).update(pruned_at=timezone.now())
 
 
+def drop_superseded(run: Run, events: Sequence[Event], revision: int) -> None:
+    """What older attempts reported from where a newer one begins will be done again: until then it is not shown."""
+    for event in events:
+        assert isinstance(event.payload, RunStarted)  # noqa: S101
+        at = event.payload.resumes_at
+        if at is None:
+            continue
+        older = Q(run=run, attempt__lt=event.attempt)
+        later = Q(stage__gt=at.stage)
+        for name in _PLACED_BY_STEP:
+            apps.get_model(name).objects.filter(older, later | Q(stage=at.stage, step__gte=at.step)).delete()
+        begins_stage = Q(stage=at.stage) if at.step == 0 else Q()
+        apps.get_model("datasets.Funnel").objects.filter(older, later | begins_stage).delete()
+
+
 def _through(module: str, name: str) -> Writer:
     """A writer of another app: `name(run, attempt, [(seq, payload), ...])`, once an attempt."""
 
@@ -120,6 +141,7 @@ def _through(module: str, name: str) -> Writer:
 
 
 WRITERS: dict[str, Writer] = {
+    "run_started": drop_superseded,
     "metrics": write_metrics,
     "log": write_logs,
     "token_report": write_token_reports,
