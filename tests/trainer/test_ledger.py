@@ -11,7 +11,7 @@ import pytest
 from contracts.events import Outcome
 from contracts.scoring import Graded, Ungraded, UngradedReason
 from contracts.trajectory import Decision, TrajectoryIndex
-from tests.trainer.pipeline_run import RL, STAGES, TinyRun, collect_and_grade_by_ids, dump
+from tests.trainer.pipeline_run import RL, STAGES, TinyRun, collect_and_grade_by_ids, first_difference
 from trainer.rl import pick_refill
 from trainer.rollout.agent import RolloutRequest, Rollouts
 from trainer.rollout.collect import Watch
@@ -194,5 +194,7 @@ def test_a_stopped_and_resumed_run_has_the_same_ledger(
         patch.setattr("trainer.reporter.Reporter.metrics", stop_after_step_1)
         assert again.start() is Outcome.CANCELLED
     assert again.start() is Outcome.FINISHED
-    assert dump(again.figures()) == dump(with_everything.figures())
-    assert again.weights() == with_everything.weights()
+    assert first_difference(again.figures(), with_everything.figures(), "figures") is None
+    for name, files in again.weights().items():  # the record beside them names the model's path, which differs here
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            assert files[file] == with_everything.weights()[name][file], (name, file)
