@@ -51,7 +51,8 @@ class NodeAgent:
     def health(self) -> dict[str, Any]:
         """What GET /v1/health says; {} while the node does not answer."""
         try:
-            headers = {"authorization": f"Bearer {os.environ.get('SANDBOX_TOKEN', '')}"}
+            token = os.environ.get("SANDBOX_TOKEN", "")
+            headers = {"authorization": f"Bearer {token}"} if token else {}
             reply = httpx.get(f"{self.url()}/v1/health", headers=headers, timeout=5, trust_env=False)
             return dict(reply.raise_for_status().json())
         except httpx.HTTPError:
