@@ -15,12 +15,13 @@ from collections.abc import Sequence
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 _EOPNOTSUPP = 95
+KEPT_BYTES = 64 << 20  # a longer piece goes back to the host: what a large program held is not kept
 _PUNCH_HOLE = 2  # of the mode, fallocate's second argument
 _MACHINES = {"x86_64": (0xC000003E, 285), "aarch64": (0xC00000B7, 47)}  # audit name, number of fallocate
 
 # Classic BPF: load a word of the call's description, jump if equal, jump if any bit is set, return.
-_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-_NUMBER, _ARCH, _MODE = 0, 4, 24
+_LOAD, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
+_NUMBER, _ARCH, _MODE, _LENGTH, _LENGTH_HIGH = 0, 4, 24, 40, 44
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
@@ -33,15 +34,19 @@ class _Program(ctypes.Structure):
 
 
 def steps(machine: str) -> Sequence[tuple[int, int, int, int]]:
-    """The filter: (code, jump if yes, jump if no, operand); everything but punching a hole is allowed."""
+    """The filter: (code, jump if yes, jump if no, operand); everything but punching a short hole is allowed."""
     arch, fallocate = _MACHINES[machine]
     return (
         (_LOAD, 0, 0, _ARCH),
-        (_EQUAL, 0, 5, arch),
+        (_EQUAL, 0, 9, arch),
         (_LOAD, 0, 0, _NUMBER),
-        (_EQUAL, 0, 3, fallocate),
+        (_EQUAL, 0, 7, fallocate),
         (_LOAD, 0, 0, _MODE),
-        (_ANY_BIT, 0, 1, _PUNCH_HOLE),
+        (_ANY_BIT, 0, 5, _PUNCH_HOLE),
+        (_LOAD, 0, 0, _LENGTH_HIGH),
+        (_EQUAL, 0, 3, 0),
+        (_LOAD, 0, 0, _LENGTH),
+        (_GREATER, 1, 0, KEPT_BYTES),
         (_RETURN, 0, 0, _ERRNO | _EOPNOTSUPP),
         (_RETURN, 0, 0, _ALLOW),
     )

@@ -30,7 +30,6 @@ WHERE_PATIENCE_S = 0.02
 CPU_SLACK_S = 0.3  # the soft signal comes first, and a spare has warmed itself up
 SWEEP_GIVE_UP_S = 1.0
 MEMORY_CHECK_S = 0.1
-LARGE_KB = 128_000  # a program of this size moves what the box holds when idle
 SPARE_PATIENCE_MS = 5  # a spare that is asked at once does not warm itself up first
 HARD_OUTPUT_FACTOR = 16  # a program is killed at this many times the output that is kept
 PR_SET_CHILD_SUBREAPER = 36
@@ -72,7 +71,6 @@ class ForkServer:
         self._shared = SharedMemory()
         self._base_vm = 0
         self._idle_memory = 0
-        self._is_memory_stale = False
 
     def serve(self) -> NoReturn:
         """Import, warm up, then answer until the host closes the pipe."""
@@ -95,8 +93,6 @@ class ForkServer:
             wants_spare = request.get("spare", True)
 
     def _answer(self, spare: Child | None, body: bytes, limits: dict[str, Any]) -> dict[str, Any]:
-        if self._is_memory_stale:
-            self._idle_memory, self._is_memory_stale = self._memory_in_use(), False
         started = time.perf_counter()
         child = spare or self._fork(is_spare=False)
         warmed_s = _cpu_s(child.pid) if spare else 0.0  # spent before there was a call
@@ -106,8 +102,6 @@ class ForkServer:
         ending = self._supervise(child, limits, streams, started)
         exec_s = time.perf_counter() - started
         swept = self._sweep()
-        # What a program freed the box keeps, and a gVisor of 2022 counts it as in use.
-        self._is_memory_stale = exec_s > MEMORY_CHECK_S or ending.usage.ru_maxrss > LARGE_KB
         for number, (fd, stream) in enumerate(streams.items()):
             _drain(fd, stream, limit=stream.total + keep)
             stream.feed(self._shared.take(number))  # what it had not come to write

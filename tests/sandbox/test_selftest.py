@@ -100,17 +100,6 @@ async def test_it_runs_replaces_and_restores(
     assert len(set(" ".join(said).split())) == len(" ".join(said).split())
 
 
-async def test_a_box_that_keeps_too_much_memory_is_replaced(tmp_path: Path) -> None:
-    require_runsc()
-    async with open_node(NodeSettings(state_dir=tmp_path, boxes=1, platform="ptrace")) as pool:
-        for code in ("x = b'x' * (400 << 20)", "print(6 * 7)"):
-            answers = pool.submit([ExecutionCall(id="m", code=code, limits=Limits(memory_mb=900))])
-            (execution,) = await answers.take()
-            assert (execution.status, execution.reason) == ("ok", "")
-        assert execution.stdout == "42\n"
-        assert pool.tally.replaced["memory"] == 1
-
-
 @pytest.mark.parametrize("runsc", runscs())
 async def test_kept_memory_is_not_held_against_the_next(state_dir: Path, runsc: str) -> None:
     async with open_box(state_dir, runsc=runsc) as box:
