@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 from contracts.execution import ExecutionCall
+from sandbox.guest.forkserver import NOT_STARTED
 from sandbox.launcher import Launched, Launcher, is_running
 from sandbox.tiers import Tier
 
@@ -106,6 +107,8 @@ class Box:
             if self._was_oom_killed():
                 raise BoxOutOfMemoryError("the host's memory limit killed the box") from error
             raise BoxDiedError(f"the box is gone: {error}") from error
+        if reply["status"] == NOT_STARTED:
+            raise BoxDiedError(f"the program was not started: {reply['stderr'][-400:].strip() or 'no reason given'}")
         if not all(map(is_running, self._helpers)):
             raise BoxDiedError("a process that the box needs is gone")
         if reply["signal"] == signal.SIGKILL and self._was_oom_killed():

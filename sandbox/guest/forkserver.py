@@ -18,10 +18,9 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from sandbox.guest import preload, program
+from sandbox.guest import folders, preload, processes, program
 from sandbox.guest.output import HeadTail
 from sandbox.guest.stream import SharedMemory
 
@@ -31,6 +30,7 @@ CPU_SLACK_S = 0.3  # the soft signal comes first, and a spare has warmed itself 
 SWEEP_GIVE_UP_S = 1.0
 MEMORY_CHECK_S = 0.1
 SPARE_PATIENCE_MS = 5  # a spare that is asked at once does not warm itself up first
+NOT_STARTED = "not_started"  # the status of a child that failed before the program's first line: our failure
 HARD_OUTPUT_FACTOR = 16  # a program is killed at this many times the output that is kept
 PR_SET_CHILD_SUBREAPER = 36
 WIPED = ("/tmp", "/dev/shm")  # noqa: S108 - the box's own tmpfs
@@ -69,6 +69,8 @@ class ForkServer:
         self._stamps: dict[str, tuple[int, ...]] = {}
         self._wipe()
         self._shared = SharedMemory()
+        self._started_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._unread_starts = 0  # programs that should have said on it that they start, and were not counted yet
         self._base_vm = 0
         self._idle_memory = 0
 
@@ -95,7 +97,8 @@ class ForkServer:
     def _answer(self, spare: Child | None, body: bytes, limits: dict[str, Any]) -> dict[str, Any]:
         started = time.perf_counter()
         child = spare or self._fork(is_spare=False)
-        warmed_s = _cpu_s(child.pid) if spare else 0.0  # spent before there was a call
+        self._unread_starts += 1
+        warmed_s = processes.cpu_s(child.pid) if spare else 0.0  # spent before there was a call
         self._hand_over(child, body)
         keep = int(limits["output_kb"]) * 1024
         streams = {child.out_fd: HeadTail(keep), child.err_fd: HeadTail(keep)}
@@ -108,8 +111,11 @@ class ForkServer:
             os.close(fd)
         self._shared.wipe()
         out, err = streams[child.out_fd], streams[child.err_fd]
+        verdict = _describe(ending, limits, printed=max(out.total, err.total))
+        if verdict["status"] != "ok" and not self._was_started():
+            verdict["status"] = NOT_STARTED
         return {
-            **_describe(ending, limits, printed=max(out.total, err.total)),
+            **verdict,
             "stdout": out.text(),
             "stderr": _without_our_frames(err.text()) if ending.cause else err.text(),
             "stdout_bytes": out.total,
@@ -120,6 +126,14 @@ class ForkServer:
             "max_rss_kb": ending.usage.ru_maxrss,
             "swept": swept,
         }
+
+    def _was_started(self) -> bool:
+        """True when the child came to the program's first line. Asked only of those that failed."""
+        expected, self._unread_starts = self._unread_starts, 0
+        try:
+            return os.eventfd_read(self._started_fd) == expected
+        except BlockingIOError:
+            return False
 
     def _fork(self, *, is_spare: bool = True) -> Child:
         """Fork the child of a call. A spare, forked before there is one, warms itself up while it waits."""
@@ -151,11 +165,14 @@ class ForkServer:
                 request,
                 out_fd=out_fd,
                 err_fd=err_fd,
+                started_fd=self._started_fd,
                 shared=self._shared,
                 work_dir=self._work_dir,
                 base_vm=self._base_vm,
             )
         except BaseException:  # noqa: BLE001 - a child must never return into the loop of the fork-server
+            with contextlib.suppress(BaseException):
+                os.write(_open_fd(err_fd, 2), program.traceback.format_exc().encode("utf-8", "backslashreplace"))
             os._exit(1)
 
     def _hand_over(self, child: Child, body: bytes) -> None:
@@ -180,7 +197,7 @@ class ForkServer:
                 if cause is not None:
                     break
                 cause, deadline = "timeout", deadline + SOFT_GRACE_S
-                _signal(child.pid, signal.SIGUSR1)
+                processes.signal_one(child.pid, signal.SIGUSR1)
                 continue
             events = poll.poll(min(left, MEMORY_CHECK_S) * 1000 + 1)
             self._read(events, streams, poll, hard_output)
@@ -197,7 +214,7 @@ class ForkServer:
                     break
         if cause in ("timeout", "cpu_limit"):
             self._ask_where(child, streams, poll, hard_output)
-        _signal(child.pid, signal.SIGKILL)
+        processes.signal_one(child.pid, signal.SIGKILL)
         _, status, usage = os.wait4(child.pid, 0)
         return Ending(cause, status, usage)
 
@@ -210,7 +227,7 @@ class ForkServer:
 
     def _ask_where(self, child: Child, streams: dict[int, HeadTail], poll: select.poll, limit: int) -> None:
         """A program that the soft signal did not reach (it hangs in C) says where it hangs before it is killed."""
-        _signal(child.pid, program.WHERE_SIGNAL)
+        processes.signal_one(child.pid, program.WHERE_SIGNAL)
         give_up = time.perf_counter() + WHERE_PATIENCE_S
         while (left := give_up - time.perf_counter()) > 0:
             self._read(poll.poll(left * 1000), streams, poll, limit)
@@ -219,7 +236,7 @@ class ForkServer:
         """The limit that the call is past although the kernel did not stop it."""
         if self._is_over_memory(limits):
             return "memory"
-        return "cpu_limit" if _cpu_s(child.pid) > float(limits["cpu_s"]) + CPU_SLACK_S else None
+        return "cpu_limit" if processes.cpu_s(child.pid) > float(limits["cpu_s"]) + CPU_SLACK_S else None
 
     def _is_over_memory(self, limits: dict[str, Any]) -> bool:
         """RLIMIT_AS holds one process; this holds all processes and files of the call together."""
@@ -251,10 +268,10 @@ class ForkServer:
             if time.perf_counter() > give_up:
                 return False
             if self._is_box:
-                _signal(-1, signal.SIGKILL)
+                processes.signal_one(-1, signal.SIGKILL)
             else:
-                for orphan in _own_children():
-                    _signal(orphan, signal.SIGKILL)
+                for orphan in processes.own_children():
+                    processes.signal_one(orphan, signal.SIGKILL)
             time.sleep(0.001)
 
     def _wipe(self) -> str:
@@ -264,12 +281,12 @@ class ForkServer:
         changes its name moves the time of change, which no program can set.
         """
         tops = (*WIPED, self._work_dir) if self._is_box else (self._work_dir,)
-        changed = [top for top in tops if not self._is_box or self._stamps.get(top) != _stamp(top)]
-        left = [path for top in changed for path in _empty_folder(top, but=self._work_dir)]
+        changed = [top for top in tops if not self._is_box or self._stamps.get(top) != folders.stamp(top)]
+        left = [path for top in changed for path in folders.empty(top, but=self._work_dir)]
         if changed:
             os.makedirs(self._work_dir, exist_ok=True)  # root's, in a box: a program can neither remove nor mark it
             os.chmod(self._work_dir, 0o777 if self._is_box else 0o700)
-            self._stamps = {top: _stamp(top) for top in tops}
+            self._stamps = {top: folders.stamp(top) for top in tops}
         return f"files left behind: {left[:3]}" if left else ""
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -286,6 +303,15 @@ class ForkServer:
                 os._exit(0)
             data += chunk
         return data
+
+
+def _open_fd(*candidates: int) -> int:
+    """The first of them that is open."""
+    for fd in candidates:
+        with contextlib.suppress(OSError):
+            os.fstat(fd)
+            return fd
+    return -1
 
 
 def _hide_frame_pipes() -> tuple[int, int]:
@@ -344,75 +370,6 @@ def _drain(fd: int, stream: HeadTail, *, limit: int) -> bool:
 def _empty(fd: int) -> None:
     with contextlib.suppress(BlockingIOError):
         os.read(fd, 512)
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU seconds of a process and its threads so far; 0 when it has just ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rsplit(b")", 1)[1].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _own_children() -> list[int]:
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(pid) for pid in file.read().split()]
-    return []
-
-
-def _stamp(folder: str) -> tuple[int, ...]:
-    try:
-        status = os.stat(folder)
-    except OSError:
-        return ()
-    return status.st_ino, status.st_ctime_ns, status.st_mode
-
-
-def _empty_folder(top: str, *, but: str) -> list[str]:
-    """Remove what is in a folder; the paths that would not go."""
-    paths = [os.path.join(top, name) for name in _names(top)]
-    for path in paths:
-        if path != but:
-            _remove(path)
-    return [path for path in paths if path != but and os.path.lexists(path)]
-
-
-def _names(top: str) -> list[str]:
-    try:
-        return os.listdir(top)
-    except OSError:
-        return []
-
-
-def _remove(path: str) -> None:
-    """Remove a file or a tree; what cannot be removed stays and taints the box."""
-    try:
-        os.unlink(path)
-    except OSError:
-        with contextlib.suppress(RecursionError):  # a thousand folders deep
-            _remove_tree(path)
-
-
-def _remove_tree(top: str) -> None:
-    for folder, names, files in os.walk(top, topdown=False):
-        for name in files:
-            _try(os.unlink, os.path.join(folder, name))
-        for name in names:
-            inner = os.path.join(folder, name)
-            _try(os.unlink if os.path.islink(inner) else os.rmdir, inner)
-    _try(os.rmdir, top)
-
-
-def _try(remove: Callable[[str], None], path: str) -> None:
-    with contextlib.suppress(OSError):
-        remove(path)
 
 
 def _address_space() -> int:

@@ -38,7 +38,10 @@ _WANTS_FILE = re.compile(r"__file__|__del__|main|thread|multiprocessing|concurre
 # Named, not searched for: to look at every name in sys.modules dirties a page for each, and to free a module more.
 _OUR_MODULES = (
     "sandbox",
-    *(f"sandbox.guest{name}" for name in ("", ".preload", ".program", ".output", ".stream", ".forkserver")),
+    *(
+        f"sandbox.guest{name}"
+        for name in ("", ".preload", ".program", ".output", ".stream", ".folders", ".processes", ".forkserver")
+    ),
 )
 _hidden: list[object] = []
 MEMORY_SLACK = 32 * MIB  # given back after a MemoryError so that its traceback can be printed
@@ -257,9 +260,19 @@ def _open_stdin() -> io.TextIOWrapper:
 
 
 def run(
-    request: dict[str, Any], *, out_fd: int, err_fd: int, shared: SharedMemory, work_dir: str, base_vm: int
+    request: dict[str, Any],
+    *,
+    out_fd: int,
+    err_fd: int,
+    started_fd: int,
+    shared: SharedMemory,
+    work_dir: str,
+    base_vm: int,
 ) -> NoReturn:
-    """Become the program of `request`. `base_vm` is the address space the interpreter has already (bytes)."""
+    """Become the program of `request`. `base_vm` is the address space the interpreter has already (bytes).
+
+    The event on `started_fd` says that all went well until the program's first line: what comes then is its own doing.
+    """
     _wire(request, out_fd, err_fd, shared)
     _confine(request["limits"], work_dir, base_vm)
     code = str(request["code"]).removeprefix("\ufeff")
@@ -268,6 +281,8 @@ def run(
             file.write(code)
     _limit_files(request["limits"])
     _fresh_interpreter(request.get("seed"))
+    os.eventfd_write(started_fd, 1)
+    os.close(started_fd)
     try:
         exit_code = execute(code, request.get("history", ()))
     except BaseException as error:  # noqa: BLE001 - a limit that was met while a traceback was being made

@@ -25,7 +25,7 @@ class Hostile:
     code: str
     status: str | re.Pattern[str] = "ok"
     exit_code: int | re.Pattern[str] | None = 0
-    signal: int | None = None
+    signal: int | re.Pattern[str] | None = None  # ANY where the soft signal may come through or not
     stdout: str | re.Pattern[str] = ""
     stderr: str | re.Pattern[str] = ""
     stdin: str = ""
@@ -114,7 +114,7 @@ threading.Thread(target=lambda: 1 / 0).start()
 )
 
 PROCESSES = (
-    hangs("fork-bomb", "NemoClaw#809, codex#38909", "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", limits={"wall_s": 0.4, "processes": 24}, stderr=ANY, exit_code=None, signal=9),
+    hangs("fork-bomb", "NemoClaw#809, codex#38909", "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", limits={"wall_s": 0.4, "processes": 24}, stderr=ANY, exit_code=ANY, signal=ANY),
     Hostile("fork-bomb-that-ends", "judgev2#27", "import os\nfor _ in range(5):\n    try: os.fork()\n    except OSError: pass", limits={"processes": 24}),
     Hostile("setsid-daemon", "code-judge's killpg misses it", """
 import os

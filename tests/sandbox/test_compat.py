@@ -239,4 +239,10 @@ async def test_a_real_node(node: RunningNode) -> None:
         read = await post(
             http, "/run_code", {"language": "python", "code": "print(open('data/n.txt').read())", "files": stored}
         )
-        assert read["run_result"]["stdout"] == "17\n"
+        assert read["run_result"] | {"execution_time": 0} == {
+            "status": "Finished",
+            "execution_time": 0,
+            "return_code": 0,
+            "stdout": "17\n",
+            "stderr": "",
+        }

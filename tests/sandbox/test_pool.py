@@ -10,6 +10,7 @@ import pytest
 
 from contracts.execution import Execution, ExecutionStatus
 from sandbox.box import Box, BoxDiedError, BoxHungError
+from sandbox.guest.forkserver import NOT_STARTED
 from sandbox.plain import PlainLauncher
 from sandbox.pool import Pool
 from sandbox.tiers import Tier
@@ -150,6 +151,27 @@ async def test_garbage_on_the_frame_pipe_is_a_dead_box(tmp_path: Path, says: str
     with pytest.raises(BoxDiedError, match=reason):
         await box._expect("result")
     await box.close()
+
+
+async def test_a_program_that_never_started_is_no_answer(tmp_path: Path) -> None:
+    box = await Box.start(PlainLauncher(state_dir=tmp_path), Tier.LIGHT)
+    for code in ("print(1)", "raise SystemExit(3)", "1"):  # those that did start, well or not, count for themselves
+        assert (await box.run(call(code)))["status"] != NOT_STARTED
+        await box.wait_ready()
+    (work_dir,) = (tmp_path / "work").iterdir()
+    work_dir.rmdir()
+    with pytest.raises(BoxDiedError, match=r"not started: (.|\n)*No such file or directory"):
+        await box.run(call("raise SystemExit(1)"))
+    await box.close()
+
+
+async def test_a_call_that_no_box_can_start_is_our_failure(pool: Pool, tmp_path: Path) -> None:
+    for work_dir in list((tmp_path / "work").iterdir()):
+        work_dir.rmdir()
+    failed = await run(pool, "raise SystemExit(1)")
+    assert (failed.status, failed.attempts) == (ExecutionStatus.SANDBOX_ERROR, 2)
+    assert "the program was not started" in failed.reason
+    assert (await run(pool, "print(2)")).status is ExecutionStatus.OK
 
 
 async def test_a_box_that_stays_silent_is_hung(tmp_path: Path) -> None:
