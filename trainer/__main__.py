@@ -1,4 +1,4 @@
-"""The command line: `python -m trainer run RECIPE --out DIR`, `analyse SHARD`, `explain RECIPE`."""
+"""The command line: `python -m trainer run RECIPE --out DIR`, `analyse SHARD`, `explain RECIPE`, `doctor`."""
 
 import argparse
 import asyncio
@@ -20,6 +20,7 @@ from sandbox.client import SandboxClient
 from trainer.analysis.shard import format_report, read_report
 from trainer.cluster import agent_urls, sandbox_urls
 from trainer.delivery import Target
+from trainer.doctor import Verdict, examine, format_findings
 from trainer.explain import AssumptionError, explain, read_assumptions, read_shape
 from trainer.explain_text import format_explanation
 from trainer.pipeline import Parts, RunRefused, check_recipe, prepare_libraries, run_pipeline
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     if options.command in _REPORTS:
         return _print_report(options)
+    if options.command == "doctor":
+        return _doctor(options)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
     )
@@ -64,6 +67,12 @@ def _print_report(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = examine(options.folder, with_sandbox=not options.no_sandbox)
+    sys.stdout.write(format_findings(findings))
+    return 1 if any(finding.verdict is Verdict.FAILED for finding in findings) else 0
 
 
 def _analyse(options: argparse.Namespace) -> str:
@@ -150,6 +159,9 @@ def _add_reports(commands: Any) -> None:
     analyse.add_argument(
         "--window", type=_positive, default=24, help="policy tokens beside a tool response (default 24)"
     )
+    doctor = commands.add_parser("doctor", help="is this node fit to train: devices, libraries, sandbox, disk")
+    doctor.add_argument("--folder", type=Path, default=PROJECT / "var", help="where runs are written (default var/)")
+    doctor.add_argument("--no-sandbox", action="store_true", help="leave out the sandbox's own doctor (a minute)")
     explained = commands.add_parser("explain", help="what a recipe would need, without running it")
     explained.add_argument("recipe", type=Path, help="a recipe, .yaml or .json")
     explained.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. stages.1.steps=5")
