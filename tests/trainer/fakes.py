@@ -7,7 +7,7 @@ from contracts.scoring import Grade, Graded
 from contracts.trajectory import EntropyKind, ToolCallRow, ToolStatus
 from trainer.rollout.agent import ToolResponse
 from trainer.rollout.chat import Chat
-from trainer.rollout.engine import EngineError, FinishReason, Generation, OnTokens, SamplingSpec
+from trainer.rollout.engine import EngineError, EngineLoad, FinishReason, Generation, OnTokens, SamplingSpec
 from trainer.rollout.tool_calls import ParsedCall
 
 TINY_BASE = Path(__file__).parents[2] / "models" / "tiny-base"
@@ -56,6 +56,9 @@ class FakeEngine:
             on_tokens(sampled, entropies)
         logprobs = [-(i + 1) / 100 for i in range(len(sampled))]
         return Generation(sampled, logprobs, entropies, EntropyKind.FULL, finish, self.policy_version)
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(kv_capacity=64 * self.max_context, kv_used=0, running=0, waiting=0)
 
 
 class FakeTool:

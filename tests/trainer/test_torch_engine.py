@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from trainer.rollout.engine import EngineError, FinishReason, Generation, SamplingSpec
+from trainer.rollout.engine import EngineError, EngineLoad, FinishReason, Generation, SamplingSpec
 from trainer.rollout.qwen3_decode import KEY_BLOCK, VECTOR, Qwen3Decode, find_key_counts
 from trainer.rollout.torch_engine import TorchEngine, sample
 
@@ -328,3 +328,17 @@ def test_entropy_of_a_known_distribution_and_temperature():
     # p = sigmoid(2) = 0.880797, sigmoid(1) = 0.731059; entropy = log(1 + e^x) - x p
     assert logprobs.exp().tolist() == pytest.approx([0.880797, 0.731059], abs=1e-6)
     assert entropies.tolist() == pytest.approx([0.365334, 0.582203], abs=1e-6)
+
+
+async def test_load_counts_what_decodes_and_what_waits(model):
+    engine = TorchEngine(model, max_batch=2, max_context=CONTEXT)
+    seen: list[EngineLoad] = []
+    idle = engine.load()
+    tasks = [
+        asyncio.create_task(engine.generate(prompt(4 + i, i), spec(8), lambda *_: seen.append(engine.load())))
+        for i in range(3)
+    ]
+    await asyncio.gather(*tasks)
+    assert idle == EngineLoad(kv_capacity=2 * CONTEXT, kv_used=0, running=0, waiting=0, max_running=2)
+    # The first token comes from the prefill of 4 and 5 ids, each later one feeds the one before it.
+    assert seen[0] == EngineLoad(kv_capacity=2 * CONTEXT, kv_used=4 + 5 + 7 * 2, running=2, waiting=1, max_running=2)

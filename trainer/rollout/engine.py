@@ -18,6 +18,10 @@ class EngineError(Exception):
     """The engine failed: the trajectory becomes Ungraded(engine_failure), never reward 0."""
 
 
+class EngineDead(EngineError):
+    """The engine is gone with all it was doing: its turns can begin again on another one."""
+
+
 class FinishReason(StrEnum):
     STOP = "stop"  # a stop id was sampled; it is the last of `ids`
     LENGTH = "length"
@@ -46,6 +50,19 @@ class Generation:
     policy_version: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine says of itself; all of KV in tokens, counts in requests. `kv_used` is what running requests
+    hold: a cached prefix that gives way when room is needed is not in it."""
+
+    kv_capacity: int
+    kv_used: int
+    running: int
+    waiting: int
+    preemptions: int = 0  # since the engine began: requests that lost their KV cache and must compute it again
+    max_running: int = 1024
+
+
 class Engine(Protocol):
     """Two implementations: `torch_engine` here, `vllm_engine` on GPUs; fakes live in tests."""
 
@@ -55,4 +72,8 @@ class Engine(Protocol):
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
         """Continue `ids`. `on_tokens` gets newly sampled ids with their entropies now and then (live view)."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """The newest that is known; never waits. Asked a few times a second."""
         ...

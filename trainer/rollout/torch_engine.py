@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from contracts.trajectory import EntropyKind
-from trainer.rollout.engine import EngineError, FinishReason, Generation, OnTokens, SamplingSpec
+from trainer.rollout.engine import EngineError, EngineLoad, FinishReason, Generation, OnTokens, SamplingSpec
 from trainer.rollout.kv_rows import KvRows
 from trainer.rollout.qwen3_decode import Qwen3Decode
 
@@ -89,6 +89,16 @@ class TorchEngine:
         """The weights were updated in place; what is still decoding goes on under its old version."""
         self.policy_version = version
         self._rows.forget(len(self._active))
+
+    def load(self) -> EngineLoad:
+        """A row has room for the longest context, so nothing is ever preempted."""
+        return EngineLoad(
+            kv_capacity=self._rows.count * self.max_context,
+            kv_used=int(self._rows.lengths[: len(self._active)].sum()),
+            running=len(self._active),
+            waiting=len(self._waiting),
+            max_running=self._rows.count,
+        )
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
         """Continue `ids` by at most `spec.max_tokens`; EngineError for what can never be generated."""
