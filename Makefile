@@ -6,7 +6,7 @@ PORT ?= 8000
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help run install system test test-unit check format bench-sandbox bench-grading soak-sandbox scale demo-seeds base-model screenshots lock clean
+.PHONY: help run install system test test-unit check format bench-sandbox bench-grading soak-sandbox scale demo-seeds roc-ablation base-model screenshots lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,9 @@ scale: install system  ## measure the cost of a call, simulate, check on two nod
 
 demo-seeds: install system  ## the demo recipe with seeds 1, 2, 3; prints the table of its bars
 	$(BIN)/python -m benchmarks.demo_seeds
+
+roc-ablation: install system  ## plain GRPO against GRPO-RoC on the demo task, three seeds: a table and a page
+	$(BIN)/python -m benchmarks.roc_ablation
 
 base-model: install  ## pretrain models/tiny-base anew (up to 2 h on two cores)
 	$(BIN)/python -m trainer.pretrain --out models/tiny-base

@@ -6,16 +6,12 @@ journals. Prints a table and ends with code 1 when a bar is missed.
 
 import argparse
 import json
-import os
-import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
+from benchmarks.runs import sandbox_node, train
 from contracts.events import EvaluationFinished, Event, RunEnded
 
 MIN_FINAL = 0.90
@@ -44,19 +40,16 @@ class Row:
 
 def run_seed(recipe: str, seed: int, out: Path, extra: list[str]) -> Row:
     """Train once; the row of the first and the last evaluation."""
-    command = [sys.executable, "-m", "trainer", "run", recipe, "--out", str(out), "--seed", str(seed), *extra]
-    subprocess.run([*command, "--resume"], check=True)  # a finished one is not run again
-    return read_row(seed, out)
+    return read_row(seed, train(recipe, out, ["--seed", str(seed), *extra]))
 
 
-def read_row(seed: int, out: Path) -> Row:
+def read_row(seed: int, events: list[Event]) -> Row:
     """The row of a finished run, from its journal."""
-    events = [Event.model_validate_json(line) for line in (out / "events.jsonl").read_text().splitlines()]
     boards = [e.payload for e in events if isinstance(e.payload, EvaluationFinished) and e.payload.board]
     first, *_, last = boards
     ended = next(e.time for e in events if isinstance(e.payload, RunEnded))
     if first.avg is None or last.avg is None:
-        raise SystemExit(f"seed {seed}: nothing could be graded; see {out / 'events.jsonl'}")
+        raise SystemExit(f"seed {seed}: nothing could be graded")
     return Row(
         seed=seed,
         sft_avg=first.avg.value,
@@ -89,37 +82,12 @@ def main() -> int:
     parser.add_argument("--go-on", type=Path, metavar="DIR", help="an earlier benchmark's folder: finish and print it")
     options = parser.parse_args()
     out = options.go_on or options.out / time.strftime("%Y%m%d-%H%M%S")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    node = subprocess.Popen(
-        [sys.executable, "-m", "sandbox", "serve", "--port", str(port), "--state-dir", str(out / "sandbox")]
-    )
-    try:
-        wait_ready(f"http://127.0.0.1:{port}/v1/health", node)
-        os.environ["SANDBOX_URLS"] = f"http://127.0.0.1:{port}"
-        extra = [part for item in options.set for part in ("--set", item)]
+    extra = [part for item in options.set for part in ("--set", item)]
+    with sandbox_node(out / "sandbox"):
         rows = [run_seed(options.recipe, seed, out / f"seed-{seed}", extra) for seed in options.seeds]
-    finally:
-        node.terminate()
-        node.wait(20)
     print_table(rows)
     (out / "table.json").write_text(json.dumps([r.__dict__ for r in rows], indent=1))
     return 0 if all(r.passed for r in rows) else 1
-
-
-def wait_ready(url: str, node: subprocess.Popen[bytes]) -> None:
-    """Until the node answers; it ends the benchmark when the node ends."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if node.poll() is not None:
-            raise SystemExit("the sandbox node ended; its lines are above")
-        try:
-            if httpx.get(url, timeout=1).is_success:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.2)
-    raise SystemExit("the sandbox node did not answer within 60 s")
 
 
 if __name__ == "__main__":
