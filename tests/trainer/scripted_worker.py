@@ -6,6 +6,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from trainer.reward import pool
 from trainer.reward.pool import READY
 
 
@@ -33,3 +34,9 @@ def serve_by_script(pipe: Connection) -> None:
             case "slow", _, _:
                 time.sleep(0.1)
         pipe.send(True)
+
+
+def serve_with_little_memory(pipe: Connection) -> None:
+    """The true worker, whose allocations fail after 32 MB."""
+    pool.MAX_ADDRESS_MB = 32
+    pool._serve(pipe)

@@ -7,8 +7,9 @@ import pytest
 
 from benchmarks.grading import MIN_AS_LABELLED, PAIRS, find_answer, read_pairs
 from contracts.scoring import Graded, Ungraded, UngradedReason
-from tests.trainer.scripted_worker import serve_by_script
+from tests.trainer.scripted_worker import serve_by_script, serve_with_little_memory
 from trainer.reward import pool as pool_module
+from trainer.reward.handlers import add_handlers
 from trainer.reward.numbers import verify_number
 from trainer.reward.pool import GraderPool
 from trainer.reward.verify import BadReference, verify
@@ -187,6 +188,47 @@ async def test_a_worker_that_takes_too_much_memory_is_killed(scripted, monkeypat
     async with GraderPool() as grader:
         grade = await grader.grade("bloat", "x")
     assert grade == Ungraded(reason=UngradedReason.GRADER_CRASH, detail="it took more than 50 MB of memory")
+
+
+@pytest.mark.parametrize("answer", ["-" * 1500 + "1", "x" + "^x" * 400])
+async def test_an_answer_that_fills_the_stack_has_no_grade(answer):
+    """math-verify takes the RecursionError of its parser for "cannot be parsed", hence wrong."""
+    async with GraderPool(processes=1, timeout_s=60) as grader:
+        grade = await grader.grade(answer, "x+1")
+        assert await grader.grade("0.5", "\\frac12") == Graded(reward=1.0, answer="0.5")
+    assert isinstance(grade, Ungraded) and grade.reason is UngradedReason.GRADER_CRASH
+    assert grade.detail.startswith("RecursionError")
+
+
+async def test_a_comparison_without_memory_has_no_grade(monkeypatch):
+    """math-verify takes the MemoryError of a power for "not equal"."""
+    monkeypatch.setattr(pool_module, "_serve", serve_with_little_memory)
+    async with GraderPool(processes=1, timeout_s=60) as grader:
+        grade = await grader.grade("2^{9999 \\cdot 99999}", "\\frac{y}{3}")
+    assert grade == Ungraded(reason=UngradedReason.GRADER_CRASH, detail="MemoryError: ")
+
+
+def test_errors_of_the_machine_pass_every_handler_and_others_do_not():
+    source = b"""
+def swallow(error):
+    try:
+        try:
+            raise error
+        except (ValueError, MemoryError):
+            return "inner"
+        finally:
+            pass
+    except Exception:
+        return "outer"
+"""
+    names: dict[str, object] = {}
+    exec(compile(add_handlers(source, "swallow.py"), "swallow.py", "exec"), names)  # noqa: S102
+    swallow = names["swallow"]
+    assert callable(swallow)
+    assert (swallow(ValueError()), swallow(KeyError())) == ("inner", "outer")
+    for error in (MemoryError, RecursionError):
+        with pytest.raises(error):
+            swallow(error())
 
 
 HOSTILE = [

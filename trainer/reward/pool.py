@@ -5,7 +5,8 @@ worker gets one pair at a time over a pipe; when the limit passes it is killed a
 from the moment a worker takes the pair, never while it queues: two hundred at once give no false timeouts.
 
 Memory has two limits. The parent kills a worker that took `MAX_MEMORY_MB` since its start; should the parent
-be busy, allocation itself fails at `MAX_ADDRESS_MB`. Either is `Ungraded`, as is every exception.
+be busy, allocation itself fails at `MAX_ADDRESS_MB`. Either is `Ungraded`, as is every exception, and those
+that math-verify would take for a difference too (`handlers.py`).
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from contracts.scoring import Grade, Graded, Ungraded, UngradedReason
+from trainer.reward.handlers import let_machine_errors_through
 from trainer.reward.numbers import verify_number
 
 ATTEMPTS = 2  # of a crash or timeout; a reference that cannot be read is the same at every try
@@ -170,6 +172,7 @@ def _serve(pipe: Connection) -> None:
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at each call that its timeout is off
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's
     sys.set_int_max_str_digits(0)  # the time limit bounds the conversion; the default refuses 4,301 digits
+    let_machine_errors_through()
     from trainer.reward import verify  # noqa: PLC0415  the parent never loads sympy
 
     _limit_memory()
