@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from contracts.base import Frozen
+from contracts.text import clean_text
 
 
 class UngradedReason(StrEnum):
@@ -23,12 +24,11 @@ class UngradedReason(StrEnum):
 
 
 SHOWN_CHARS = 2000
-_UNSTORABLE = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
 
 
 def _showable(text: object) -> object:
     """A model's text as JSON and PostgreSQL can hold it: no NUL, no lone surrogate, not without end."""
-    return text[:SHOWN_CHARS].translate(_UNSTORABLE) if isinstance(text, str) else text
+    return clean_text(text[:SHOWN_CHARS]) if isinstance(text, str) else text
 
 
 Shown = Annotated[str, BeforeValidator(_showable)]

@@ -19,10 +19,11 @@ from contracts.events import (
     encode_number,
 )
 from contracts.metrics import METRICS
+from contracts.text import clean_text
 from contracts.trajectory import TrajectoryIndex
 from trainer.delivery import Delivery, LiveFeed, Target
 from trainer.journal import FILE, Journal
-from trainer.store import clean_index, clean_text
+from trainer.store import clean_index
 
 HEARTBEAT_S = 3.0
 CLOSE_WAIT_S = 20.0

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 
+from contracts.text import clean_text
 from contracts.trajectory import TrajectoryIndex, TrajectoryRow
 
 ROW_GROUP = 32
@@ -48,11 +49,6 @@ _JSON_COLUMNS = ("index", "turns", "tool_calls")
 
 class PathError(Exception):
     """A path of the recipe leads nowhere, or out of where it may lead."""
-
-
-def clean_text(text: str) -> str:
-    """The text without what UTF-8 or Postgres cannot hold."""
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
 def clean_index(index: TrajectoryIndex) -> TrajectoryIndex:

@@ -144,8 +144,24 @@ def test_eight_shared_words_are_contamination() -> None:
 def test_hostile_text_is_stored_as_text() -> None:
     rows = [RawRow(1, {"id": "\ud800", "problem": "a\0b\ud800", "answer": "<script>\ud800"})]
     (rejected,) = curate_rows(rows, ALL, max_problem_chars=99).rejected
-    assert (rejected.problem, rejected.answer) == ("a\ufffdb\ufffd\ufffd\ufffd", "<script>\ufffd\ufffd\ufffd")
+    assert (rejected.problem, rejected.answer) == ("a\ufffdb\ufffd", "<script>\ufffd")
     assert rejected.model_dump_json().encode("utf-8")
+
+
+def test_a_problem_with_characters_that_are_no_text_is_refused_with_the_place() -> None:
+    """PostgreSQL takes neither; replaced, the policy would be trained on a damaged problem."""
+    rows = [
+        RawRow(1, {"problem": "What is 1\0 + 1?", "answer": "2"}),
+        RawRow(2, {"problem": "What is 2 + 2?", "answer": "4\ud800"}),
+        RawRow(3, {"id": "\0c", "problem": "What is 3 + 3?", "answer": 6, "note\0": "a\udfff"}),
+    ]
+    funnel = curate_rows(rows, ALL, max_problem_chars=99)
+    assert [(r.line, r.filter, r.reason) for r in funnel.rejected] == [
+        (1, "schema", "field 'problem' holds a NUL character at character 10"),
+        (2, "schema", "field 'answer' holds a lone surrogate at character 2"),
+    ]
+    [problem] = funnel.problems
+    assert (problem.id, problem.extra) == ("\ufffdc", {"note\ufffd": "a\ufffd"})
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 
 from contracts.curation import SCHEMA, Check, RejectedRow
 from contracts.events import FunnelRow
+from contracts.text import clean_text
 from trainer.data.answers import judge_answer, normalise_answer
 from trainer.data.overlap import Grams, Refusal, find_contamination, find_duplicates, find_near_duplicates
 from trainer.data.problems import (
     check_schema,
+    check_text,
     dump_json,
     find_answer,
     find_problem,
@@ -18,7 +20,6 @@ from trainer.data.problems import (
 )
 from trainer.data.sources import RawRow
 from trainer.rollout.trajectory import Problem
-from trainer.store import clean_text
 
 MAX_EXAMPLES = 5
 EXAMPLE_CHARS = 160
@@ -99,7 +100,7 @@ def _rule(
 
 def read_schema(rows: Sequence[RawRow]) -> Funnel:
     """The rows that are problems at all."""
-    checked = [(row, check_schema(row)) for row in rows]
+    checked = [(row, check_schema(row) or check_text(row)) for row in rows]
     whole = [row for row, why in checked if not why]
     problems = with_unique_ids([to_problem(row) for row in whole])
     funnel = Funnel([Accepted(row, problem) for row, problem in zip(whole, problems, strict=True)])

@@ -7,10 +7,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from contracts.text import NO_TEXT, clean_text
 from trainer.data.overlap import normalise_text
 from trainer.data.sources import ANSWER_FIELDS, PROBLEM_FIELDS, DataError, RawRow, read_rows
 from trainer.rollout.trajectory import Problem
-from trainer.store import clean_text
 
 _MAIN_FIELDS = ("id", "problem", "answer")
 
@@ -45,6 +45,16 @@ def check_schema(row: RawRow) -> str:
         return f"field {problem_field!r} is not text: a {type(problem).__name__}"
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         return f"field {answer_field!r} is neither text nor a number: a {type(answer).__name__}"
+    return ""
+
+
+def check_text(row: RawRow) -> str:
+    """Damage in the problem or the answer of a row that passed `check_schema`: characters that are no text, which
+    no file of UTF-8 and no PostgreSQL can hold. '' where there is none. In other columns they are replaced."""
+    for field, value in (find_problem(row.values), find_answer(row.values)):
+        if isinstance(value, str) and (found := NO_TEXT.search(value)):
+            what = "NUL character" if found[0] == "\0" else "lone surrogate"
+            return f"field {field!r} holds a {what} at character {found.start() + 1}"
     return ""
 
 

@@ -12,9 +12,10 @@ from django.utils import timezone
 from django.utils.text import slugify
 
 from contracts.events import EvaluationFinished
+from contracts.text import clean_text
 from webapp.benchmarks.models import Evaluation, Leaderboard, Share
 from webapp.runs.models import Run
-from webapp.trajectories.upsert import clean_text, upsert_newest
+from webapp.trajectories.upsert import upsert_newest
 
 TOKEN_BYTES = 32
 

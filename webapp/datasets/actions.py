@@ -11,12 +11,13 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from contracts.events import Funnel as FunnelEvent
+from contracts.text import clean_text
 from webapp.accounts.models import Project
 from webapp.datasets import curated, store
 from webapp.datasets.models import Dataset, Funnel, Use
 from webapp.datasets.reading import guess_is_csv
 from webapp.runs.models import Run
-from webapp.trajectories.upsert import clean_text, upsert_newest
+from webapp.trajectories.upsert import upsert_newest
 
 
 class NameTaken(ValueError):

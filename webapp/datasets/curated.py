@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import UUID
 
+from contracts.text import clean
 from webapp.datasets.models import Funnel
 from webapp.datasets.store import MAX_COLUMNS, PROBLEMS, REJECTED, folder_of
 from webapp.trajectories.shards import ShardError, confine, run_folder
-from webapp.trajectories.upsert import clean
 
 MAX_TEXT = 200
 _SEARCHED = ("id", "source", "problem", "answer", "reason", "match", "row")
@@ -110,7 +110,7 @@ def _copy_problems(funnel: Funnel, path: Path) -> Kept:
     with path.open("wb") as target:
         for name in (funnel.train_path, funnel.held_out_path):
             with open_file(funnel.run_id, name) as source:
-                for row in filter(None, map(_parse, source)):
+                for row in map(clean, filter(None, map(_parse, source))):
                     main = {key: row.pop(key, "") for key in ("id", "problem", "answer")}
                     target.write(_line({**main, "extra": row}))
                     columns |= dict.fromkeys(islice(row, max(0, MAX_COLUMNS - len(columns))))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, BinaryIO
 
-from webapp.trajectories.upsert import clean, clean_text
+from contracts.text import clean, clean_text
 
 MAX_LINE_BYTES = 1 << 20
 MAX_PROBLEM_CHARS = 20_000

@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from contracts.text import clean
 from webapp.ingest.actions import ingest_events
-from webapp.ingest.parse import make_storable
 from webapp.runs.attempts import run_folder
 from webapp.runs.models import Run
 
@@ -48,6 +48,6 @@ def _events(path: Path, offset: int) -> Iterator[Any]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield make_storable(json.loads(line))
+                yield clean(json.loads(line))
             except (ValueError, RecursionError):
                 logger.warning("%s: a line is not JSON and is left out", path)

@@ -2,7 +2,6 @@
 does not take, become U+FFFD; a bad event is refused with its reason and the others go on."""
 
 import json
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,8 +11,8 @@ from pydantic import ValidationError
 
 from contracts.events import Event, EventAnswer, EventStatus, Metrics
 from contracts.metrics import METRICS
+from contracts.text import clean
 
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _MAX_INT = 2**31 - 1
 _MAX_BIG_INT = 2**63 - 1
 _OLDEST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -45,18 +44,7 @@ def split_body(body: bytes, content_type: str) -> list[Any]:
         raise BodyInvalid(f"the body is not JSON: {str(error)[:200]}") from None
     if not isinstance(items, list):
         raise BodyInvalid('the body must be {"events": [...]}, or NDJSON with that content type')
-    return make_storable(items) if b"\\u" in body else items
-
-
-def make_storable(value: Any) -> Any:
-    """The same tree with NUL and lone surrogates replaced in every string."""
-    if isinstance(value, str):
-        return _UNSTORABLE.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [make_storable(v) for v in value]
-    if isinstance(value, dict):
-        return {make_storable(k): make_storable(v) for k, v in value.items()}
-    return value
+    return clean(items) if b"\\u" in body else items
 
 
 def parse_events(items: list[Any], run_id: str, newest_attempt: int) -> Parsed:

@@ -14,6 +14,7 @@ from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
 from contracts.events import DesiredState
+from contracts.text import clean_text
 from webapp.runs.actions import change_run, move_run
 from webapp.runs.models import ALLOWED_MOVES, Attempt, Run, RunState
 
@@ -117,7 +118,7 @@ def end_attempt(run: Run, to: RunState, reason: str, *, log_tail: str = "", expe
     changes: dict[str, Any] = {"doing": ""}
     move_run(run, to, reason=reason, **changes)
     Attempt.objects.filter(run=run, number=run.attempt_number, ended_at=None).update(
-        ended_at=timezone.now(), outcome=to.value, reason=reason, log_tail=log_tail.replace("\0", "\ufffd")
+        ended_at=timezone.now(), outcome=to.value, reason=reason, log_tail=clean_text(log_tail)
     )
     return True
 

@@ -6,22 +6,7 @@ from typing import Any
 
 from django.db import connection, models
 
-
-def clean_text(text: str) -> str:
-    """What Postgres can hold: NUL and lone surrogates become U+FFFD."""
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").replace("\0", "\ufffd")
-
-
-def clean(value: Any) -> Any:
-    """The JSON value with every text in it cleaned."""
-    match value:
-        case str():
-            return clean_text(value)
-        case dict():
-            return {clean_text(str(k)): clean(v) for k, v in value.items()}
-        case list() | tuple():
-            return [clean(v) for v in value]
-    return value
+from contracts.text import clean
 
 
 def upsert_newest(model: type[models.Model], keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

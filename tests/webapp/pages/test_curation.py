@@ -170,6 +170,18 @@ def test_the_accepted_set_becomes_a_data_set_once(curated: World, tmp_path: Path
     assert Dataset.objects.count() == 1
 
 
+def test_a_file_with_characters_that_are_no_text_is_kept_with_them_replaced(curated: World, tmp_path: Path) -> None:
+    """Such as a run of an earlier version left them; PostgreSQL takes neither NUL nor a lone surrogate."""
+    hostile = {"a\0": "x", "id": "\ud800", "problem": "1\0 + 1\udfff", "answer": "2"}
+    write(tmp_path / "runs" / str(curated.run.pk) / FOLDER / "train.jsonl", [hostile], ascii_only=True)
+    client = curated.client(curated.operator)
+    client.post(reverse("pages:run_curation_keep", args=[curated.run.pk, 0]), {"name": "n\0"})
+    dataset = Dataset.objects.get()
+    assert (dataset.name, dataset.extra_columns) == ("n\ufffd", ["a\ufffd"])
+    stored = json.loads((tmp_path / dataset.folder / "problems.jsonl").read_text().splitlines()[0])
+    assert (stored["id"], stored["problem"]) == ("\ufffd", "1\ufffd + 1\ufffd")
+
+
 def test_nothing_is_kept_of_files_that_are_gone(curated: World, tmp_path: Path) -> None:
     (tmp_path / "runs" / str(curated.run.pk) / FOLDER / "held_out.jsonl").unlink()
     client = curated.client(curated.operator)
