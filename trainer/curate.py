@@ -22,9 +22,9 @@ from trainer.data.problems import check_schema, compute_version, dump_problems, 
 from trainer.data.sources import DataError, RawRow, Source, gather_rows, hash_text, open_source
 from trainer.data.synthetic import SyntheticProblem, generate_problems
 from trainer.measure import is_right
+from trainer.outage import Occasion
 from trainer.rollout.agent import RolloutRequest
 from trainer.rollout.trajectory import Problem, Trajectory
-from trainer.sampler import Occasion
 from trainer.seeds import derive_seed
 
 if TYPE_CHECKING:

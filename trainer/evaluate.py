@@ -14,11 +14,11 @@ from contracts.trajectory import Decision
 from trainer.curate import held_out_file
 from trainer.data.problems import load_problems
 from trainer.measure import is_right, tool_error_ratio
+from trainer.outage import Occasion
 from trainer.policy.model import load_weights
 from trainer.rollout.agent import RolloutRequest
 from trainer.rollout.rows import Credit
 from trainer.rollout.trajectory import Problem, Trajectory
-from trainer.sampler import Occasion
 from trainer.seeds import derive_seed
 from trainer.store import PathError, evaluation_shard
 

@@ -12,9 +12,10 @@ from typing import Any, TypeGuard
 from contracts.recipe import AnyStage, CurateStage, EvaluateStage, Recipe, RlStage, Sampling
 from trainer.algorithm.logprobs import CHUNK_LOGITS
 from trainer.analysis.shard import read_report
+from trainer.hard_subset import SCREEN_FACTOR
 from trainer.pipeline import MAX_BATCH, MAX_PROMPT_TOKENS
 from trainer.policy.model import MICRO_BATCH_TOKENS
-from trainer.rl import EVALUATION_SAMPLES, SCREEN_FACTOR
+from trainer.rl import EVALUATION_SAMPLES
 
 MAX_TENSOR_PARALLEL = 8  # GPUs of one node
 FP32, BF16 = 4, 2

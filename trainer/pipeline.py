@@ -27,16 +27,18 @@ from contracts.events import (
     StageStarted,
 )
 from contracts.recipe import AnyStage, CurateStage, EvaluateStage, Recipe, RlStage, SftStage, upgrade
+from contracts.text import clean_text
 from trainer.analysis.tokens import MarkSettings, TokenAnalysis, analyze
 from trainer.curate import held_out_file, run_curate, train_file
 from trainer.evaluate import run_evaluate
+from trainer.hard_subset import hard_file
 from trainer.inputs import check_inputs, list_versions, note_curated
 from trainer.journal import read_payloads
 from trainer.policy.checkpoint import Checkpoint, CheckpointStore, Counters, Recovery, has_optimizer, load_optimizer
 from trainer.policy.model import load_model, load_weights
 from trainer.policy.optimizer import make_optimizer
 from trainer.reporter import Reporter
-from trainer.rl import hard_file, run_rl
+from trainer.rl import run_rl
 from trainer.rollout.agent import Grader, Tool
 from trainer.rollout.chat import Chat, load_tokenizer
 from trainer.rollout.rows import Credit, RowPlace, build_row
@@ -45,7 +47,7 @@ from trainer.rollout.trajectory import Trajectory
 from trainer.sampler import Sampler, Stopped
 from trainer.seeds import derive_seed, seed_generators
 from trainer.sft import run_sft
-from trainer.store import Places, clean_text, write_atomically, write_shard
+from trainer.store import Places, write_atomically, write_shard
 
 RECIPE_FILE = "resolved_recipe.json"
 VERSIONS_FILE = "versions.json"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import Qwen3ForCausalLM
 
-from contracts.events import Funnel, FunnelRow, LogLevel
-from contracts.recipe import HardSubset, Overlong, RlStage, Sampling
+from contracts.events import LogLevel
+from contracts.recipe import Overlong, RlStage, Sampling
 from contracts.trajectory import Decision
 from trainer.algorithm.advantage import compute_advantages
 from trainer.algorithm.overlong import shape_reward
@@ -19,18 +19,20 @@ from trainer.analysis.entropy import fill_entropies
 from trainer.analysis.report import entropy_metrics, token_report
 from trainer.analysis.tokens import MarkSettings
 from trainer.curate import held_out_file, train_file
-from trainer.data.problems import dump_problems, load_problems
+from trainer.data.problems import load_problems
 from trainer.evaluate import Plan, evaluate_policy
-from trainer.measure import is_right, measure_learning, measure_ledger, measure_rollouts, measure_time
+from trainer.hard_subset import hard_problems
+from trainer.measure import measure_learning, measure_ledger, measure_rollouts, measure_time
+from trainer.outage import Occasion
 from trainer.policy.learner import LearnReport, Sample, learn
 from trainer.policy.model import load_model
 from trainer.policy.optimizer import warmup_rate
 from trainer.rollout.agent import RolloutRequest
 from trainer.rollout.rows import Credit
 from trainer.rollout.trajectory import Problem, Trajectory
-from trainer.sampler import Occasion, Stopped
+from trainer.sampler import Stopped
 from trainer.seeds import derive_seed
-from trainer.store import screening_shard, train_shard
+from trainer.store import train_shard
 
 if TYPE_CHECKING:
     from trainer.pipeline import RunContext
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 EVALUATION_SAMPLES = 2
 EVALUATION_TEMPERATURE = 0.6
 WATCHED_PROMPTS = 2
-SCREEN_CHUNK = 64
-SCREEN_FACTOR = 2  # at most so many times the problems the stage can use are screened for the hard subset
 
 
 @dataclass(slots=True)
@@ -285,60 +285,6 @@ def _evaluate(context: "RunContext", index: int, stage: RlStage, *, step: int) -
     context.reporter.log(LogLevel.INFO, f"{stage.name} step {step}  held-out avg@{EVALUATION_SAMPLES} {avg}")
 
 
-def hard_file(index: int) -> str:
-    """Path of the problems an RL stage with a hard subset trains on."""
-    return f"problems/stage-{index:02d}/hard.jsonl"
-
-
 def _training_problems(context: "RunContext", index: int, stage: RlStage) -> list[Problem]:
     problems = load_problems(context.out / train_file(context.curated_before(index)[0]))
-    if stage.hard_subset is None:
-        return problems
-    path = context.out / hard_file(index)
-    if not path.exists():  # screened with the policy the stage began with: never again after a resume
-        context.write(hard_file(index), dump_problems(_screen(context, index, stage, stage.hard_subset, problems)))
-    return load_problems(path)
-
-
-def _screen(
-    context: "RunContext", index: int, stage: RlStage, subset: HardSubset, problems: Sequence[Problem]
-) -> list[Problem]:
-    """Problems the newest policy does not always solve (4.3), screened in a fixed order until there are as
-    many as the stage's steps can use. None left: all problems are used, and the log says so."""
-    needed = min(len(problems), stage.steps * stage.prompts_per_step)
-    order = np.random.default_rng(derive_seed(context.recipe.seed, "hard", index)).permutation(len(problems))
-    queue = [problems[int(i)] for i in order[: SCREEN_FACTOR * needed]]
-    hard: list[Problem] = []
-    easy: list[Problem] = []
-    while queue and len(hard) < needed:
-        shard = screening_shard(index, (len(hard) + len(easy)) // SCREEN_CHUNK + 1)
-        chunk, queue = queue[:SCREEN_CHUNK], queue[SCREEN_CHUNK:]
-        context.reporter.doing = f"{stage.name}: hard subset, {len(hard)} of {needed} problems"
-        requests = [
-            RolloutRequest(p, sample, derive_seed(context.recipe.seed, "hard", index, p.id, sample))
-            for p in chunk
-            for sample in range(subset.samples)
-        ]
-        occasion = Occasion(index, 0, "screening rollouts")
-        trajectories = context.sampler.sample(requests, stage.sampling, occasion, context.reporter)
-        credits = [Credit(Decision.EVALUATION)] * len(trajectories)
-        context.store_trajectories(trajectories, credits, shard, stage=(index, stage.name), step=0)
-        for i, problem in enumerate(chunk):
-            own = trajectories[i * subset.samples : (i + 1) * subset.samples]
-            is_easy = sum(map(is_right, own)) == subset.samples
-            (easy if is_easy else hard).append(problem)
-    examples = [p.text[:160] for p in easy[:5]]
-    screened = len(hard) + len(easy)
-    row = FunnelRow(filter=f"right {subset.samples} of {subset.samples}", entered=screened, left=len(hard))
-    context.reporter.emit(
-        Funnel(
-            stage=index,
-            rows=[row.model_copy(update={"examples": examples})],
-            train=len(hard) or len(problems),
-            held_out=0,
-            train_path=hard_file(index),
-        )
-    )
-    if not hard:
-        context.reporter.log(LogLevel.WARNING, f"{stage.name}: no hard problem among {screened}; all are used")
-    return hard or list(problems)
+    return problems if stage.hard_subset is None else hard_problems(context, index, stage, stage.hard_subset, problems)

@@ -1,14 +1,12 @@
 """Rollouts for the stages: the engine over the learner's weights, the tool, the grader, on one asyncio loop."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from contracts.events import LiveChunk, StageProgress
 from contracts.recipe import Sampling
-from contracts.scoring import Ungraded
+from trainer.outage import Occasion, OutageWatch
 from trainer.reporter import Reporter
 from trainer.rollout.agent import Grader, LiveTokens, RolloutRequest, Rollouts, Tool
 from trainer.rollout.chat import Chat
@@ -17,16 +15,11 @@ from trainer.rollout.engine import Engine
 from trainer.rollout.trajectory import Trajectory
 
 MAX_LIVE_TOKENS = 512
-MAX_UNGRADED_SHARE = 0.5
 _T = TypeVar("_T")
 
 
 class Stopped(Exception):
     """The run was asked to stop; raised at a safe point and recorded as cancelled."""
-
-
-class InfrastructureDown(Exception):
-    """Most rollouts failed for a reason of ours; the message says which."""
 
 
 class OwnEngine(Engine, Protocol):
@@ -35,15 +28,6 @@ class OwnEngine(Engine, Protocol):
     def set_version(self, version: int) -> None: ...
 
     async def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Occasion:
-    """What rollouts are for; shown as progress."""
-
-    stage: int
-    step: int
-    what: str
 
 
 class Sampler:
@@ -55,6 +39,7 @@ class Sampler:
         self._runner = runner
         self._tool = tool
         self._grader = grader
+        self._outages = OutageWatch()
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         return self._runner.run(coroutine)
@@ -62,7 +47,8 @@ class Sampler:
     def sample(
         self, requests: Sequence[RolloutRequest], sampling: Sampling, occasion: Occasion, reporter: Reporter
     ) -> list[Trajectory]:
-        """One graded trajectory a request, in order. Raises Stopped when a stop was asked for meanwhile."""
+        """One graded trajectory a request, in order. Raises Stopped when a stop was asked for meanwhile,
+        InfrastructureDown when most of an occasion have no grade."""
         rollouts = Rollouts(self.engine, self.chat, self._tool, self._grader, sampling)
         watch = Watch(
             on_progress=_Progress(reporter, occasion),
@@ -72,20 +58,8 @@ class Sampler:
         trajectories = self._runner.run(collect(requests, rollouts, watch))
         if reporter.should_stop:
             raise Stopped
-        _require_grades(trajectories, occasion)
+        self._outages.check(trajectories, occasion)
         return trajectories
-
-
-def _require_grades(trajectories: Sequence[Trajectory], occasion: Occasion) -> None:
-    """Learning from, or scoring, the minority that needed none of what is broken would mislead: stop instead."""
-    ungraded = [t.grade for t in trajectories if isinstance(t.grade, Ungraded)]
-    if len(ungraded) > MAX_UNGRADED_SHARE * len(trajectories):
-        reason, count = Counter(grade.reason.value for grade in ungraded).most_common(1)[0]
-        detail = next(grade.detail for grade in ungraded if grade.reason.value == reason)
-        raise InfrastructureDown(
-            f"{len(ungraded)} of {len(trajectories)} {occasion.what} of step {occasion.step} have no grade, "
-            f"{count} of them by {reason} ({detail[:300]}). Nothing was learned from them; resume when it is repaired"
-        )
 
 
 class _Progress:
