@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 
 WARMUP_SHARE = 0.04  # of the steps (rStar2-Agent 5.1)
 LOG_EVERY = 10  # steps between lines in the journal; the terminal gets each
+CHECKPOINTS = 10  # of a stage: a kill costs at most a tenth of it
 _log = logging.getLogger(__name__)
 
 
 def run_sft(context: "RunContext", index: int, stage: SftStage) -> None:
-    """One pass after another over the demonstrations, `stage.steps` updates; a checkpoint at the end."""
+    """One pass after another over the demonstrations, `stage.steps` updates; a checkpoint at each tenth of them."""
     policy = context.policy
     rows = _make_rows(context, index)
     done = context.begin_training(index, stage, reset_optimizer=True)
     if done == stage.steps:  # killed between the last checkpoint and the stage's end
         return
     parameters = list(policy.model.parameters())
+    checkpoint_every = max(1, stage.steps // CHECKPOINTS)
     for step in range(done + 1, stage.steps + 1):
         context.begin_step(index, stage, step)
         started = time.monotonic()
@@ -55,6 +57,8 @@ def run_sft(context: "RunContext", index: int, stage: SftStage) -> None:
             context.reporter.log(LogLevel.INFO, text)
         else:
             _log.info("%s", text)
+        if step % checkpoint_every == 0 and step < stage.steps:
+            context.save_checkpoint(index, stage, step)
     policy.version += 1
     context.save_checkpoint(index, stage, stage.steps, is_stage_end=True)
 

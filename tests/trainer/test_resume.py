@@ -126,6 +126,27 @@ def test_killed_at_the_boundary_of_two_stages(
     assert_equal(whole, attempts.finish(run))
 
 
+def test_sft_goes_on_from_the_step_it_was_killed_in(whole: TinyRun, run: TinyRun, attempts: Attempts) -> None:
+    """Of 4 steps each has a checkpoint: weights, moments, schedule and order of rows go on, no step is done twice."""
+    attempts.kill(run, before={"kind": "metrics", "stage": 1, "step": 2})
+    attempts.kill(run, draft="stage-01-sft-step-000002")
+    attempts.kill(run, after={"kind": "checkpoint_written", "path": "checkpoints/stage-01-sft-step-000002"})
+    attempts.kill(run, after={"kind": "metrics", "stage": 1, "step": 4})
+    assert_equal(whole, attempts.finish(run))
+    steps = [(e.attempt, e.payload.step) for e in run.events() if e.payload.kind == "metrics" and e.payload.stage == 1]
+    assert steps == [(1, 1), (2, 2), (3, 2), (4, 3), (4, 4), (5, 4)]
+
+
+def test_a_damaged_checkpoint_of_sft_falls_back_to_the_one_before(
+    whole: TinyRun, run: TinyRun, attempts: Attempts
+) -> None:
+    attempts.kill(run, after={"kind": "checkpoint_written", "path": "checkpoints/stage-01-sft-step-000003"})
+    (run.out / "checkpoints" / "stage-01-sft-step-000003" / "optimizer.safetensors").unlink()
+    assert_equal(whole, attempts.finish(run))
+    steps = [p.step for p in run.payloads("metrics") if p.stage == 1]
+    assert steps == [1, 2, 3, 3, 4]
+
+
 def test_killed_between_events_again_and_again(whole: TinyRun, run: TinyRun, attempts: Attempts) -> None:
     total = len(whole.events())
     for share in (0.08, 0.2, 0.1, 0.25):
