@@ -5,7 +5,7 @@ from multiprocessing import active_children
 
 import pytest
 
-from benchmarks.grading import MIN_AS_LABELLED, PAIRS, find_answer, read_pairs
+from benchmarks.grading import MIN_AS_LABELLED, PAIRS, find_answer, find_last_box, is_list_of_boxes, read_pairs
 from contracts.scoring import Graded, Ungraded, UngradedReason
 from tests.trainer.scripted_worker import serve_by_script, serve_with_little_memory
 from trainer.reward import pool as pool_module
@@ -130,6 +130,30 @@ def test_collected_pairs():
     pairs = read_pairs(PAIRS)
     right = sum(verdict(find_answer(pair.prediction), pair.gold) is pair.label for pair in pairs)
     assert right / len(pairs) >= MIN_AS_LABELLED
+
+
+@pytest.mark.skipif(not PAIRS.exists(), reason="the collected pairs are not here")
+def test_collected_pairs_by_the_last_box_as_in_training():
+    """But for answers spread over several boxes, which training does not read: docs/decisions/grading.md."""
+    pairs = [pair for pair in read_pairs(PAIRS) if not is_list_of_boxes(pair.prediction)]
+    assert len(pairs) == 236
+    right = sum(verdict(find_last_box(pair.prediction), pair.gold) is pair.label for pair in pairs)
+    assert right / len(pairs) >= MIN_AS_LABELLED
+
+
+@pytest.mark.parametrize(
+    ("prediction", "is_list", "meant"),
+    [
+        ("\\boxed{1} and \\boxed{2}", True, "\\boxed{1} and \\boxed{2}"),
+        ("<answer>\\boxed{1}, \\boxed{2}</answer>", True, "\\boxed{1}, \\boxed{2}"),
+        ("\\boxed{1}. No: \\boxed{2}", False, "2"),
+        ("\\boxed{3}", False, "3"),
+        ("3 and 4", False, "3 and 4"),
+    ],
+)
+def test_boxes_joined_to_a_list_are_told_from_a_second_thought(prediction, is_list, meant):
+    assert is_list_of_boxes(prediction) is is_list
+    assert find_answer(prediction) == meant
 
 
 def verdict(answer: str, gold: str) -> bool | None:
