@@ -39,13 +39,13 @@ class ExecutionStatus(StrEnum):
 class Limits(Frozen):
     """What one program may use."""
 
-    wall_s: float = Field(5.0, gt=0, le=120)
-    cpu_s: float = Field(4.0, gt=0, le=120)
-    memory_mb: int = Field(512, ge=32, le=16384)
-    processes: int = Field(32, ge=1, le=256)
-    file_mb: int = Field(16, ge=0, le=1024)
-    open_files: int = Field(64, ge=8, le=1024)
-    output_kb: int = Field(64, ge=1, le=4096, description="kept of stdout and of stderr, head and tail")
+    wall_s: float = Field(5.0, gt=0, le=120, description="seconds from its start to its end, sleep included")
+    cpu_s: float = Field(4.0, gt=0, le=120, description="seconds of CPU a program may use, over all its processes")
+    memory_mb: int = Field(512, ge=32, le=16384, description="MB a process may take beyond the warm interpreter")
+    processes: int = Field(32, ge=1, le=256, description="processes and threads at once")
+    file_mb: int = Field(16, ge=0, le=1024, description="MB of the largest file it may write; 0: none")
+    open_files: int = Field(64, ge=8, le=1024, description="files and sockets open at once")
+    output_kb: int = Field(64, ge=1, le=4096, description="kB kept of stdout and of stderr each, head and tail")
 
 
 class LimitProfile(StrEnum):

@@ -152,3 +152,8 @@ def test_every_setting_says_what_it_means():
     for model in (*models, recipe.Sampling, recipe.HardSubset, recipe.ToolSettings):
         for name, field in model.model_fields.items():
             assert name in silent or field.description, f"{model.__name__}.{name}"
+
+
+def test_every_limit_says_what_it_is() -> None:
+    """The launch form shows it beside the field."""
+    assert all(field.description for field in Limits.model_fields.values())

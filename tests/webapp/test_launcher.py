@@ -3,18 +3,21 @@
 import json
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.utils import timezone
 
 from tests.webapp.conftest import FakeLauncher
 from webapp.runs.actions import request_stop
 from webapp.runs.attempts import claim_for_submit, hash_token, record_submitted
 from webapp.runs.launcher import JobState, LauncherUnavailable, LaunchRefused, RayLauncher
 from webapp.runs.models import Attempt, Run, RunState
+from webapp.runs.reconcile import Verb, decide
 from webapp.runs.tasks import submit
 
 
@@ -40,7 +43,9 @@ class Dashboard(BaseHTTPRequestHandler):
         if self.path == "/api/jobs/":
             name = body["submission_id"]
             if name == "bad":
-                self._reply(400, "no such thing")
+                self._reply(400, "Traceback (most recent call last):\n  File x\nValueError: no such thing\n")
+            elif name == "early":
+                self._reply(500, "No available agent to submit job, please try again later.")
             elif name in self.jobs:
                 self._reply(500, f"Job with submission_id {name} already exists.")
             else:
@@ -98,8 +103,13 @@ def test_stop_and_log_tail(dashboard: str) -> None:
 
 
 def test_a_refusal_is_not_an_outage(dashboard: str) -> None:
-    with pytest.raises(LaunchRefused, match="no such thing"):
+    with pytest.raises(LaunchRefused, match="^Ray refused the job: ValueError: no such thing$"):
         RayLauncher(dashboard).submit("bad", "true", {})
+
+
+def test_no_available_agent_is_an_outage(dashboard: str) -> None:
+    with pytest.raises(LauncherUnavailable, match="^Ray cannot take the job yet: No available agent to submit job"):
+        RayLauncher(dashboard).submit("early", "true", {})
 
 
 def test_ray_away() -> None:
@@ -152,6 +162,37 @@ def test_ray_away_keeps_the_run_waiting_and_says_why(queued: Run, launcher: Fake
     submit(str(queued.pk), launcher)
     queued.refresh_from_db()
     assert (queued.state, queued.attempt_number) == (RunState.STARTING, 1)
+
+
+@pytest.mark.django_db
+def test_a_job_ray_cannot_take_yet_is_tried_again_after_twice_the_time(queued: Run, launcher: FakeLauncher) -> None:
+    launcher.is_down = True
+    submit(str(queued.pk), launcher)
+    waits = []
+    for waited in (0, 3, 8, 40):
+        Run.objects.update(state_since=timezone.now() - timedelta(seconds=waited))
+        asked = timezone.now()
+        submit(str(queued.pk), launcher)
+        again = Run.objects.get().submit_after
+        assert again is not None
+        waits.append(round((again - asked).total_seconds()))
+        run = Run.objects.get()
+        assert decide(run, None, again - timedelta(seconds=0.1)).verb is Verb.NOTHING
+        assert decide(run, None, again).verb is Verb.SUBMIT
+    assert waits == [2, 3, 8, 30]
+    launcher.is_down = False
+    submit(str(queued.pk), launcher)
+    assert (Run.objects.get().state, launcher.jobs.keys()) == (RunState.STARTING, {f"run-{queued.pk}-a1"})
+
+
+@pytest.mark.django_db
+def test_a_job_ray_never_takes_fails_with_what_ray_said(queued: Run, launcher: FakeLauncher, settings: Any) -> None:
+    launcher.is_down = True
+    submit(str(queued.pk), launcher)
+    Run.objects.update(state_since=timezone.now() - timedelta(seconds=settings.RUN_START_TIMEOUT_S + 1))
+    decision = decide(Run.objects.get(), None, timezone.now())
+    assert (decision.verb, decision.to) == (Verb.END, RunState.FAILED)
+    assert decision.reason == "could not be handed to Ray for 300 s: Ray does not answer"
 
 
 @pytest.mark.django_db

@@ -10,6 +10,7 @@ from django.shortcuts import redirect, render
 from django.urls import NoReverseMatch, reverse
 from django.views.decorators.http import require_GET, require_POST
 
+from contracts.curation import RULES
 from contracts.events import TokenWindow
 from webapp.accounts.access import has_role
 from webapp.accounts.models import Role
@@ -54,6 +55,7 @@ def run_context(request: HttpRequest, run: Run, tab: str) -> dict[str, Any]:
         "may_change": may_change,
         "can_stop": may_change and state in STOPPABLE_STATES,
         "can_resume": may_change and state in RESUMABLE_STATES,
+        "has_begun": run.started_at is not None,
         "is_live": not state.is_terminal and state is not RunState.DRAFT,
     }
 
@@ -64,6 +66,14 @@ def _render(request: HttpRequest, template: str, run: Run, tab: str, **more: Any
 
 def _stage_kinds(run: Run) -> set[str]:
     return {stage["kind"] for stage in run.recipe.get("stages", [])}
+
+
+def _samples(run: Run) -> bool:
+    """Whether a stage of it generates rollouts. SFT does not, nor does curation by rules alone."""
+    return any(
+        stage["kind"] in ("rl", "evaluate") or (stage["kind"] == "curate" and set(stage.get("checks", [])) - set(RULES))
+        for stage in run.recipe.get("stages", [])
+    )
 
 
 def _now(run: Run) -> dict[str, Any]:
@@ -91,7 +101,7 @@ def _charts(run: Run, tab: str) -> dict[str, Any]:
 @require_GET
 def overview(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
-    parts = {**_now(run), **_charts(run, "overview"), "funnels": funnels_for_run(run)}
+    parts = {**_now(run), **_charts(run, "overview"), "funnels": funnels_for_run(run), "has_rollouts": _samples(run)}
     return _render(request, "pages/run_overview.html", run, "overview", **parts)
 
 

@@ -80,6 +80,7 @@ def queue_run(run: Run, user: User | None, *, reason: str = "") -> None:
         stop_requested_at=None,
         stop_deadline=None,
         kill_sent_at=None,
+        submit_after=None,
         last_heartbeat_at=None,
         doing="",
     )

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from contracts.events import DesiredState
 from contracts.text import clean_text
 from webapp.runs.actions import change_run, move_run
 from webapp.runs.models import ALLOWED_MOVES, Attempt, Run, RunState
+
+SHORTEST_WAIT, LONGEST_WAIT = timedelta(seconds=2), timedelta(seconds=30)
 
 
 def run_token(attempt: Attempt) -> str:
@@ -102,10 +105,17 @@ def record_submitted(attempt: Attempt) -> bool:
 
 @transaction.atomic
 def record_not_submitted(attempt: Attempt, reason: str) -> None:
-    """Ray does not answer: the run waits in `submitting` and says why; reconcile tries again."""
+    """Ray cannot take it now: the run waits in `submitting` and says why; reconcile tries again after as long as it
+    has waited already, so that each wait is twice the one before."""
     run = Run.objects.select_for_update().get(pk=attempt.run_id)
-    if run.run_state is RunState.SUBMITTING and run.state_reason != reason:
-        change_run(run, state_reason=reason)
+    if run.run_state is not RunState.SUBMITTING:
+        return
+    now = timezone.now()
+    wait = min(max(now - run.state_since, SHORTEST_WAIT), LONGEST_WAIT)
+    if run.state_reason == reason:
+        Run.objects.filter(pk=run.pk).update(submit_after=now + wait)  # nothing a page shows
+    else:
+        change_run(run, state_reason=reason, submit_after=now + wait)
 
 
 @transaction.atomic

@@ -38,7 +38,7 @@ class JobReport:
 
 
 class LauncherUnavailable(Exception):
-    """Ray does not answer, or not to us. The same call may work later."""
+    """Ray does not answer, not to us, or cannot do it now. The same call may work later."""
 
 
 class LaunchRefused(Exception):
@@ -70,6 +70,8 @@ class RayLauncher:
         reply = self._request("POST", "/api/jobs/", json_data=body)
         if reply.ok or "already" in reply.text:
             return
+        if reply.status_code >= 500:  # among them "No available agent to submit job": a node that is still starting
+            raise LauncherUnavailable(f"Ray cannot take the job yet: {_message(reply)}")
         raise LaunchRefused(f"Ray refused the job: {_message(reply)}")
 
     def report(self, job_id: str) -> JobReport:
@@ -105,10 +107,14 @@ class RayLauncher:
 
 
 def _message(reply: requests.Response) -> str:
+    """What Ray says is wrong; of a traceback its last line."""
     try:
-        return str(reply.json().get("msg") or reply.text)[:1000]
+        text = str(reply.json().get("msg") or reply.text)
     except (json.JSONDecodeError, AttributeError):
-        return reply.text[:1000]
+        text = reply.text
+    if text.startswith("Traceback"):
+        text = text.rstrip().rpartition("\n")[2]
+    return text[:1000]
 
 
 @functools.cache

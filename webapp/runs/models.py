@@ -87,6 +87,7 @@ class Run(models.Model):
     stop_requested_at = models.DateTimeField(null=True, blank=True)
     stop_deadline = models.DateTimeField(null=True, blank=True)
     kill_sent_at = models.DateTimeField(null=True, blank=True)
+    submit_after = models.DateTimeField(null=True, blank=True, help_text="not before then to Ray again")
     attempt_number = models.PositiveIntegerField(default=0, help_text="the newest attempt; 0 before the first")
     started_at = models.DateTimeField(null=True, blank=True, help_text="first attempt's run_started")
     ended_at = models.DateTimeField(null=True, blank=True)

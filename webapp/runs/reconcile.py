@@ -55,6 +55,9 @@ def _decide_submitting(run: Run, now: datetime) -> Decision:
         return Decision(
             Verb.END, RunState.FAILED, f"{reason}: {run.state_reason}" if run.state_reason else reason, True
         )
+    if run.submit_after is not None:
+        return Decision(Verb.SUBMIT) if now >= run.submit_after else NOTHING
+    # No answer yet: a worker is at it, or has died.
     return Decision(Verb.SUBMIT) if _older(run.state_since, settings.RUN_RESUBMIT_AFTER_S, now) else NOTHING
 
 

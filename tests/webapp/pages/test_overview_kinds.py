@@ -2,13 +2,14 @@
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
 from contracts.events import EvaluationFinished
 from contracts.recipe import Recipe
 from contracts.scoring import Estimate
 from tests.webapp.pages.conftest import HOSTILE, World
 from webapp.benchmarks.actions import record_evaluation
-from webapp.runs.models import stages_of_recipe
+from webapp.runs.models import RunState, stages_of_recipe
 
 pytestmark = pytest.mark.db
 
@@ -57,3 +58,30 @@ def test_an_evaluation_has_results_and_no_training_charts(world: World) -> None:
     assert "data-chart=" not in page
     assert 'id="strip"' in page  # its rollouts can be watched too
     assert "<script>alert" not in page
+
+
+@pytest.mark.parametrize(
+    ("stage", "is_shown"),
+    [
+        ({"kind": "curate", "name": "c"}, False),
+        ({"kind": "curate", "name": "c", "checks": ["integer answer", "agreement 2 of 16"]}, True),
+    ],
+)
+def test_a_curation_shows_a_rollout_being_written_only_if_it_samples(
+    world: World, stage: dict[str, object], is_shown: bool
+) -> None:
+    world.run.recipe = Recipe.model_validate({"name": "c", "stages": [stage]}).model_dump(mode="json")
+    world.run.stages = stages_of_recipe(world.run.recipe)
+    world.run.save()
+    assert ('id="strip"' in overview(world)) is is_shown
+
+
+def test_a_run_that_never_began_is_tried_again_and_not_resumed(world: World) -> None:
+    world.run.state, world.run.state_reason = RunState.FAILED, "the recipe is laid out for 64 GPUs"
+    for started_at, word, other in ((None, "Try again", "Resume"), (timezone.now(), "Resume", "Try again")):
+        world.run.started_at = started_at
+        world.run.save()
+        page = world.client(world.operator).get(reverse("pages:run", args=[world.run.pk])).content.decode()
+        assert f'<button type="submit">{word}</button>' in page
+        assert f'<button type="submit">{other}</button>' not in page
+        assert ("there is nothing to resume" in page) is (started_at is None)
