@@ -6,7 +6,7 @@ PORT ?= 8000
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help run install system test test-unit check format bench-sandbox bench-grading soak-sandbox scale demo-seeds roc-ablation base-model screenshots lock clean
+.PHONY: help run install system vllm test test-unit test-vllm check format bench-sandbox bench-grading soak-sandbox scale demo-seeds roc-ablation base-model screenshots lock lock-vllm clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,14 +23,23 @@ install: .venv/installed
 system:
 	@deploy/install.sh system
 
+vllm: install .venv-vllm/installed  ## vLLM for CPUs in an environment of its own, for recipes with engine: vllm
+
+.venv-vllm/installed: requirements-vllm.lock
+	@deploy/install.sh vllm "$(PYTHON)"
+	@touch $@
+
 test: install system  ## unit, integration and browser tests
 	@deploy/install.sh newer-runsc
 	@deploy/install.sh browser
-	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest -m "not e2e and not vllm"
 	$(BIN)/python -m pytest -m e2e  # a process of its own: Playwright keeps an event loop in its thread
 
 test-unit: install  ## only what needs no service
-	$(BIN)/python -m pytest -m "not db and not runsc and not integration and not e2e"
+	$(BIN)/python -m pytest -m "not db and not runsc and not integration and not e2e and not vllm"
+
+test-vllm: vllm system  ## vLLM engines for real on the CPUs: parity, weight updates, a whole run with engines killed
+	$(BIN)/python -m pytest -m vllm
 
 check: install  ## format, lint, types, arrows between rooms, migrations, compose file
 	$(BIN)/ruff format --check .
@@ -76,5 +85,8 @@ screenshots: install  ## pictures of a running Astrolabe for the README
 lock:  ## resolve requirements.lock anew from pyproject.toml
 	@deploy/install.sh lock "$(PYTHON)"
 
+lock-vllm:  ## resolve requirements-vllm.lock anew
+	@deploy/install.sh lock-vllm "$(PYTHON)"
+
 clean:  ## remove the environment, caches and all data of `make run`
-	rm -rf .venv var .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-vllm var .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

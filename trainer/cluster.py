@@ -1,16 +1,36 @@
-"""Which sandbox nodes a run uses. The only file of the trainer that imports ray, and only inside a Ray cluster."""
+"""Ray for a run: which sandbox nodes it uses, and its vLLM engines, one an actor. The only file of the trainer that
+imports ray, and only inside a Ray cluster or for engines."""
 
+import asyncio
+import importlib.util
 import logging
 import os
 import signal
 import sys
 import threading
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import Any
+
+from trainer.rollout.engine import EngineDead, EngineError, EngineLoad, Generation, SamplingSpec
+from trainer.rollout.remote import EngineFacts, EngineSettings, NewTokens, UpdateReport
 
 DEFAULT_SANDBOX = "http://127.0.0.1:8088"
 NAMESPACE = "astrolabe"
 AGENT_PREFIX = "sandbox-"
 ANSWER_S = 10.0
+PROJECT = Path(__file__).resolve().parent.parent
+ENGINE_PYTHON = PROJECT / ".venv-vllm/bin/python"  # made by `make vllm`
+PLACEMENT_S = 120.0
+OBJECT_STORE_BYTES = 100_000_000  # turns are small, weights do not pass through it
+MAX_CALLS = 4096  # at once, of one engine
+CPU_ENGINE = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+ANY_ENGINE = {
+    "PYTHONPATH": str(PROJECT),
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
 _log = logging.getLogger("trainer.cluster")
 
 
@@ -61,10 +81,173 @@ def _is_in_cluster() -> bool:
     return bool(os.environ.get("RAY_ADDRESS")) or (ray is not None and ray.is_initialized())
 
 
-def _connect(ray: Any) -> None:
+def _connect(ray: Any, **options: Any) -> None:
     if ray.is_initialized():
         return
     handler = signal.getsignal(signal.SIGTERM)
-    ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
+    where = options or {"address": "auto"}
+    ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **where)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # a stop is ours to handle, not Ray's
+
+
+class EnginesUnavailable(Exception):
+    """There can be no vLLM engines here; the message says what to do."""
+
+
+class EngineHost:
+    """A place in the cluster for each of `count` engines, and the engines in them. `close` it at the end.
+
+    Outside a cluster a Ray of its own is started on this machine. An engine's actor is never restarted by Ray: what
+    it held is gone with it, so the pool starts another one in the same place and gives it the newest weights first.
+    """
+
+    def __init__(self, count: int, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._python = _engine_python()
+        import ray  # takes a second, and is not installed everywhere
+
+        self._ray = ray
+        self._is_own = not _is_in_cluster()
+        if self._is_own:
+            cpus = max(count, os.cpu_count() or 1)
+            _connect(ray, num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
+        else:
+            _connect(ray)
+        self._group = self._reserve(count)
+
+    def start(self, number: int) -> "RayEngine":
+        """A new engine in place `number`; returns at once, `facts` answers when it is up."""
+        scheduling = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        environment = ANY_ENGINE | ({} if self._settings.is_on_gpu else CPU_ENGINE)
+        actor = (
+            self._ray.remote(EngineActor)
+            .options(
+                num_cpus=0 if self._settings.is_on_gpu else 1,
+                num_gpus=1 if self._settings.is_on_gpu else 0,
+                scheduling_strategy=scheduling(self._group, placement_group_bundle_index=number),
+                max_restarts=0,
+                max_concurrency=MAX_CALLS,
+                runtime_env={"py_executable": self._python, "env_vars": environment},
+            )
+            .remote(self._settings)
+        )
+        return RayEngine(self._ray, actor)
+
+    def close(self) -> None:
+        self._ray.util.remove_placement_group(self._group)
+        if self._is_own:
+            self._ray.shutdown()
+
+    def _reserve(self, count: int) -> Any:
+        """One bundle an engine. Those on CPUs sit on this node, whose memory they read weights from."""
+        if self._settings.is_on_gpu:
+            bundle: dict[str, float] = {"GPU": 1}
+        else:
+            here = self._ray.get_runtime_context().get_node_id()
+            node = next(n for n in self._ray.nodes() if n["NodeID"] == here)
+            bundle = {"CPU": 1, f"node:{node['NodeManagerAddress']}": 0.001}
+        group = self._ray.util.placement_group([bundle] * count, strategy="PACK")
+        if not group.wait(PLACEMENT_S):
+            self._ray.util.remove_placement_group(group)
+            what = "GPUs" if self._settings.is_on_gpu else "CPUs of this node"
+            raise EnginesUnavailable(
+                f"Ray has had no {count} free {what} for as many engines in {PLACEMENT_S:.0f} s: "
+                "wait until other runs have ended, or set engines lower"
+            )
+        return group
+
+
+def _engine_python() -> str:
+    """The interpreter that has vLLM: one of its own beside the project, or this one."""
+    if ENGINE_PYTHON.exists():
+        return str(ENGINE_PYTHON)
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    raise EnginesUnavailable("engine: vllm needs vLLM, which is not installed: `make vllm` installs it for CPUs")
+
+
+class EngineActor:
+    """What runs in an engine's process: imports vLLM there, and only there."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        from trainer.rollout.vllm_engine import VllmEngine
+
+        self._engine = VllmEngine(settings)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self._engine, method)(*arguments)
+
+    async def stream(
+        self, request_id: str, ids: Sequence[int], spec: SamplingSpec
+    ) -> AsyncGenerator[NewTokens | Generation]:
+        async for made in self._engine.stream(request_id, ids, spec):
+            yield made
+
+
+class RayEngine:
+    """`trainer.rollout.remote.RemoteEngine` by an actor's handle."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray = ray
+        self._actor = actor
+
+    async def facts(self) -> EngineFacts:
+        return await self._call("facts")
+
+    async def generate(self, request_id: str, ids: Sequence[int], spec: SamplingSpec) -> Generation:
+        return await self._call("generate", request_id, ids, spec)
+
+    async def stream(
+        self, request_id: str, ids: Sequence[int], spec: SamplingSpec
+    ) -> AsyncGenerator[NewTokens | Generation]:
+        made = self._actor.stream.options(num_returns="streaming").remote(request_id, ids, spec)
+        try:
+            async for reference in made:
+                yield await self._answer(reference)
+        finally:
+            self._ray.cancel(made)  # nothing happens when it has ended
+
+    async def pause(self) -> None:
+        await self._call("pause")
+
+    async def resume(self) -> None:
+        await self._call("resume")
+
+    async def init_transfer(self, info: dict[str, Any]) -> None:
+        await self._call("init_transfer", info)
+
+    async def update(self, info: dict[str, Any], version: int, names: Sequence[str]) -> UpdateReport:
+        return await self._call("update", info, version, names)
+
+    async def probe(self, request_id: str, ids: Sequence[int]) -> list[float]:
+        return await self._call("probe", request_id, ids)
+
+    async def load(self) -> EngineLoad:
+        return await self._call("load")
+
+    def kill(self) -> None:
+        self._ray.kill(self._actor)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await self._answer(self._actor.call.remote(method, *arguments))
+
+    async def _answer(self, reference: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return await reference
+        except asyncio.CancelledError:
+            self._ray.cancel(reference)
+            raise
+        except errors.RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, EngineError) else EngineError(f"{type(cause).__name__}: {cause}") from None
+        except (errors.RayActorError, errors.ObjectLostError, errors.RuntimeEnvSetupError) as error:
+            raise EngineDead(_first_line(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    """Ray's own text is pages long. That of an engine that never came up says why in its last line."""
+    cause = getattr(error, "cause", None)
+    lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
+    return lines[-1 if "__init__" in str(error) else 0] if lines else type(error).__name__

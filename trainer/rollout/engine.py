@@ -38,9 +38,19 @@ class SamplingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens [start, end) of a turn were sampled by this policy version."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One turn. All lists have the same length; log-probabilities and entropies are of the distribution
-    that was sampled from (temperature applied), in nats."""
+    that was sampled from (temperature applied), in nats. `policy_version` sampled the first token; `spans` cover
+    the turn where the weights were updated while it was sampled, and are empty where they were not."""
 
     ids: list[int]
     logprobs: list[float]
@@ -48,6 +58,17 @@ class Generation:
     entropy_kind: EntropyKind
     finish: FinishReason
     policy_version: int
+    spans: tuple[VersionSpan, ...] = ()
+
+
+def check_request(ids: Sequence[int], spec: SamplingSpec, *, max_context: int, vocab_size: int) -> None:
+    """EngineError for what can never be generated: one id outside the vocabulary would end a vLLM engine for good."""
+    if not ids or spec.max_tokens < 1 or spec.temperature <= 0:
+        raise EngineError("a request needs ids, max_tokens >= 1 and temperature > 0")
+    if len(ids) + spec.max_tokens > max_context:
+        raise EngineError(f"{len(ids)} ids + {spec.max_tokens} tokens exceed the context of {max_context}")
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise EngineError(f"a token id is outside the vocabulary of {vocab_size}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +85,7 @@ class EngineLoad:
 
 
 class Engine(Protocol):
-    """Two implementations: `torch_engine` here, `vllm_engine` on GPUs; fakes live in tests."""
+    """Two implementations: `torch_engine` in process, `engine_pool` over vLLM in actors; fakes live in tests."""
 
     max_context: int
     policy_version: int

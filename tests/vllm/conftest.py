@@ -1,0 +1,87 @@
+"""Two real vLLM engines on CPUs, each in a Ray actor, for all tests of this folder: half a minute to start."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+from trainer.cluster import ENGINE_PYTHON, EngineHost
+from trainer.policy.model import load_model, load_weights
+from trainer.rollout.engine_pool import EnginePool
+from trainer.rollout.remote import EngineSettings
+from trainer.rollout.weights import SharedWeights
+
+TINY_BASE = Path("models/tiny-base").resolve()
+CONTEXT = 700
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.vllm)
+            if not ENGINE_PYTHON.exists():
+                item.add_marker(pytest.mark.skip(reason="no vLLM here: `make vllm` installs it"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning"))
+
+
+class Engines:
+    """The pool over the learner's model, which tests change."""
+
+    def __init__(self, folder: Path, host: EngineHost, count: int) -> None:
+        self.model: Qwen3ForCausalLM = load_model(TINY_BASE)
+        self.vocabulary = int(self.model.config.vocab_size)
+        self.told: list[str] = []
+        self.runner = asyncio.Runner()
+        self.weights = SharedWeights(self.model, "test", folder)
+        self.pool = EnginePool(
+            host.start, count, self.weights, max_context=CONTEXT, vocab_size=self.vocabulary, tell=self.told.append
+        )
+        self.version = 0
+        self.publish()
+
+    def run(self, work: Any) -> Any:
+        return self.runner.run(work)
+
+    def publish(self) -> int:
+        self.version += 1
+        self.pool.set_version(self.version)
+        return self.version
+
+    @torch.no_grad()
+    def train(self, seed: int) -> int:
+        """Other weights, in place, as an optimizer would make them."""
+        draw = torch.Generator().manual_seed(seed)
+        for parameter in self.model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.02)
+        return self.publish()
+
+    def restore(self) -> int:
+        load_weights(self.model, TINY_BASE)
+        return self.publish()
+
+
+@pytest.fixture(scope="session")
+def all_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    torch.set_num_threads(1)
+    host = EngineHost(2, EngineSettings(str(TINY_BASE), CONTEXT))
+    engines = Engines(tmp_path_factory.mktemp("weights"), host, 2)
+    try:
+        yield engines
+    finally:
+        engines.run(engines.pool.close())
+        engines.runner.close()
+        host.close()
+
+
+@pytest.fixture
+def engines(all_engines: Engines) -> Engines:
+    """With the weights of models/tiny-base."""
+    all_engines.restore()
+    all_engines.told.clear()
+    return all_engines

@@ -1,0 +1,113 @@
+"""The learner's weights on their way to engines on the same machine, with what the engines must then agree on."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+from trainer.rollout.remote import UpdateReport
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  memory that looks like a folder; where there is none, the run's own
+PROBE_TOKENS = 32
+PROBE_LIMIT = 1e-4  # nats, float32 on both sides
+CHECKED_TENSORS = 3
+CHECKED_BYTES = 64_000_000  # hashing more at every update would be felt
+VOCABULARY_PADDING = 64  # vLLM's; an embedding that it pads has another checksum
+
+
+class WeightsDiffer(Exception):
+    """An engine does not hold the trainer's weights: what it samples would be learned from as if it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The weights of one policy version. `info`: for the engine's transfer; `checksums`: of some parameters by name;
+    `probe_logprobs` [PROBE_TOKENS - 1]: the trainer's own of `probe_ids[1:]`, nats, at temperature 1."""
+
+    version: int
+    info: dict[str, Any]
+    checksums: dict[str, str]
+    probe_ids: list[int]
+    probe_logprobs: list[float] = field(repr=False)
+
+    def check_update(self, name: str, report: UpdateReport) -> None:
+        """WeightsDiffer unless the version and every checksum asked for have arrived."""
+        if report.version != self.version:
+            raise WeightsDiffer(f"{name} says it holds version {report.version} after the update to {self.version}")
+        for tensor, expected in self.checksums.items():
+            if report.checksums.get(tensor) != expected:
+                raise WeightsDiffer(f"{name} holds another {tensor} than the trainer's version {self.version}")
+
+    def check_probe(self, name: str, logprobs: Sequence[float]) -> None:
+        """WeightsDiffer when the engine gives the probe other log-probabilities than the trainer."""
+        if len(logprobs) != len(self.probe_logprobs):
+            raise WeightsDiffer(f"{name} scored {len(logprobs)} of {len(self.probe_logprobs)} tokens of the probe")
+        worst = max(abs(a - b) for a, b in zip(logprobs, self.probe_logprobs, strict=True))
+        if not worst <= PROBE_LIMIT:
+            raise WeightsDiffer(
+                f"{name} is {worst:.2g} nats off the trainer's version {self.version} on the probe "
+                f"(at most {PROBE_LIMIT:g} is rounding)"
+            )
+
+
+class Weights(Protocol):
+    """Where the engines' weights come from."""
+
+    def snapshot(self, version: int) -> Snapshot:
+        """The weights as they are now, which are then no longer read."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SharedWeights:
+    """A safetensors file in shared memory, replaced by each snapshot. `name` is the same for every attempt of a run,
+    so one that was killed leaves nothing behind that the next does not replace."""
+
+    def __init__(self, model: Qwen3ForCausalLM, name: str, fallback: Path) -> None:
+        self._model = model
+        folder = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else fallback
+        self._path = folder / f"astrolabe-{name}.safetensors"
+        vocabulary = int(model.config.vocab_size)
+        draw = np.random.default_rng(0)
+        self._probe_ids = [int(i) for i in draw.integers(vocabulary, size=PROBE_TOKENS)]
+        self._checkable = [n for n, p in model.named_parameters() if _is_checkable(n, p, vocabulary)]
+
+    def snapshot(self, version: int) -> Snapshot:
+        tensors = {name: tensor.detach() for name, tensor in self._model.state_dict().items()}
+        if self._model.config.tie_word_embeddings:
+            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        draft = self._path.with_name(f".{self._path.name}.tmp")
+        save_file(tensors, draft)
+        os.replace(draft, self._path)
+        names = np.random.default_rng(version).permutation(self._checkable)[:CHECKED_TENSORS]
+        checksums = {str(name): _digest(tensors[str(name)]) for name in names}
+        return Snapshot(version, {"path": str(self._path)}, checksums, self._probe_ids, self._score_probe())
+
+    def close(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    @torch.no_grad()
+    def _score_probe(self) -> list[float]:
+        ids = torch.tensor(self._probe_ids)
+        logprobs = torch.log_softmax(self._model(input_ids=ids[None], use_cache=False).logits[0, :-1].float(), dim=-1)
+        return logprobs.gather(1, ids[1:, None])[:, 0].tolist()
+
+
+def _is_checkable(name: str, parameter: Tensor, vocabulary: int) -> bool:
+    """Whether vLLM holds the parameter under the same name in the same shape: projections are fused and packed."""
+    if name.endswith("embed_tokens.weight"):
+        return vocabulary % VOCABULARY_PADDING == 0 and 4 * parameter.numel() <= CHECKED_BYTES
+    return name.endswith("norm.weight")
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.float().cpu().contiguous().numpy().tobytes()).hexdigest()
