@@ -3,10 +3,10 @@ import asyncio
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from trainer.rollout.decode import KEY_BLOCK, VECTOR, Decode, find_key_counts
 from trainer.rollout.engine import EngineError, EngineLoad, FinishReason, Generation, SamplingSpec
-from trainer.rollout.qwen3_decode import KEY_BLOCK, VECTOR, Qwen3Decode, find_key_counts
 from trainer.rollout.torch_engine import TorchEngine, sample
 
 VOCAB, CONTEXT = 61, 96
@@ -52,8 +52,8 @@ def reference(model: Qwen3ForCausalLM, ids: list[int], found: Generation, temper
 
 def check(model: Qwen3ForCausalLM, ids: list[int], found: Generation, temperature: float = 1.0) -> None:
     logprobs, entropies = reference(model, ids, found, temperature)
-    assert (torch.tensor(found.logprobs) - logprobs).abs().max() < 1e-4
-    assert (torch.tensor(found.entropies) - entropies).abs().max() < 1e-4
+    assert (torch.tensor(found.logprobs) - logprobs).abs().max() < 1e-5
+    assert (torch.tensor(found.entropies) - entropies).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
@@ -66,6 +66,35 @@ async def test_parity_with_transformers_in_a_mixed_batch(model, temperature):
         assert len(generation.ids) == asked.max_tokens
         assert generation.finish is FinishReason.LENGTH
         check(model, ids, generation, temperature)
+
+
+@pytest.mark.parametrize(("bias", "tied"), [(False, True), (True, False)])
+async def test_parity_with_transformers_llama(bias, tied):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        rope_theta=100_000.0,
+        attention_bias=bias,
+        mlp_bias=bias,
+        tie_word_embeddings=tied,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    engine = TorchEngine(model, max_batch=8, max_context=CONTEXT)
+    prompts = [prompt(length, length) for length in (1, 16, 50)]
+    found = await asyncio.gather(*(engine.generate(p, spec(20, seed=i)) for i, p in enumerate(prompts)))
+    for ids, generation in zip(prompts, found, strict=True):
+        check(model, ids, generation)
+    alone = await TorchEngine(model, max_batch=1, max_context=CONTEXT).generate(prompts[1], spec(20, seed=1))
+    assert alone == found[1]
 
 
 async def test_parity_over_turns_of_one_trajectory(model):
@@ -85,9 +114,9 @@ async def test_a_returning_trajectory_feeds_only_what_is_new(model, monkeypatch)
     fed: list[int] = []
     forward = engine._decode.forward
 
-    def counted(cache, new, starts, counts):
+    def counted(cache, new, starts, counts, first):
         fed.append(int(counts.sum()))
-        return forward(cache, new, starts, counts)
+        return forward(cache, new, starts, counts, first)
 
     monkeypatch.setattr(engine._decode, "forward", counted)
     await engine.generate([*ids, *first.ids, 5, 6], spec(2))
@@ -99,9 +128,9 @@ async def test_twins_of_a_prompt_are_computed_once_and_differ(model, monkeypatch
     fed: list[int] = []
     forward = engine._decode.forward
 
-    def counted(cache, new, starts, counts):
+    def counted(cache, new, starts, counts, first):
         fed.append(int(counts.sum()))
-        return forward(cache, new, starts, counts)
+        return forward(cache, new, starts, counts, first)
 
     monkeypatch.setattr(engine._decode, "forward", counted)
     ids = prompt(40, 0)
@@ -167,7 +196,7 @@ def test_a_position_is_computed_alike_however_it_is_fed(head_dim, kv_heads):
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
-    decode = Qwen3Decode(Qwen3ForCausalLM(config).eval(), 800)
+    decode = Decode(Qwen3ForCausalLM(config).eval(), 800)
     ids = torch.tensor([prompt(700, 0)])
     lengths = [5, 100, 101, 190, 193, 207, 230, 300, 383, 384, 500, 512, 513, 699, 700]
 
@@ -301,7 +330,7 @@ async def test_live_tokens_are_the_generation(model):
 
 
 def test_long_prompts_are_fed_in_chunks(model, monkeypatch):
-    monkeypatch.setattr("trainer.rollout.qwen3_decode.CHUNK", 16)
+    monkeypatch.setattr("trainer.rollout.decode.CHUNK", 16)
 
     async def both() -> tuple[Generation, Generation]:
         engine = TorchEngine(model, max_batch=2, max_context=CONTEXT)

@@ -4,10 +4,11 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
 
 from trainer.algorithm.logprobs import TokenScores, score_tokens
 from trainer.algorithm.packing import Row, pad_rows, split_micro_batches
@@ -30,7 +31,10 @@ class ModelError(Exception):
 
 
 def load_model(folder: Path) -> Qwen3ForCausalLM:
-    """fp32 on the CPU, in evaluation mode (no dropout: the first update's ratio is exactly 1)."""
+    """fp32 on the CPU, in evaluation mode (no dropout: the first update's ratio is exactly 1).
+
+    A Llama is typed as a Qwen3 too: what is read of either is the same, but for the norms of queries and keys.
+    """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is no model folder: it has no config.json")
     try:
@@ -39,9 +43,9 @@ def load_model(folder: Path) -> Qwen3ForCausalLM:
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{folder} cannot be loaded as a model: {error}") from error
-    if not isinstance(model, Qwen3ForCausalLM):
-        raise ModelError(f"{folder} holds a {type(model).__name__}; the embedded engine runs Qwen3 models")
-    return model.eval()
+    if not isinstance(model, Qwen3ForCausalLM | LlamaForCausalLM):
+        raise ModelError(f"{folder} holds a {type(model).__name__}; the embedded engine runs Qwen3 and Llama models")
+    return cast(Qwen3ForCausalLM, model.eval())
 
 
 def save_model(model: Qwen3ForCausalLM, folder: Path, source: Path) -> None:

@@ -46,6 +46,11 @@ class KvRows:
 
     def extend(self, first: int, ids: Sequence[Sequence[int]]) -> None:
         """Note that the keys of `ids[i]` were written to row first + i, behind what it held."""
+        if all(len(new) == 1 for new in ids):  # a decode step
+            rows = np.arange(first, first + len(ids))
+            self._ids[rows, self.lengths[rows]] = [new[0] for new in ids]
+            self.lengths[rows] += 1
+            return
         for row, new in enumerate(ids, start=first):
             length = self.lengths[row]
             self._ids[row, length : length + len(new)] = new

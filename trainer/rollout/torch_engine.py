@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from contracts.trajectory import EntropyKind
+from trainer.rollout.decode import Decode
 from trainer.rollout.engine import EngineError, EngineLoad, FinishReason, Generation, OnTokens, SamplingSpec
 from trainer.rollout.kv_rows import KvRows
-from trainer.rollout.qwen3_decode import Qwen3Decode
 
 PREFILL_TOKENS = 8192  # rows x tokens of one prefill pass, about
 LIVE_TOKENS = 8  # tokens between two `on_tokens`
@@ -40,21 +40,20 @@ class _Request:
     version: int
     row: int = -1
     dropped: bool = False
+    finish: FinishReason | None = None
     shown: int = 0
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
 
-    @property
-    def finish(self) -> FinishReason | None:
-        if self.sampled and self.sampled[-1] in self.spec.stop_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.sampled) >= self.spec.max_tokens else None
-
     def add(self, token: int, logprob: float, entropy: float) -> None:
         self.sampled.append(token)
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
+        if token in self.spec.stop_ids:
+            self.finish = FinishReason.STOP
+        elif len(self.sampled) >= self.spec.max_tokens:
+            self.finish = FinishReason.LENGTH
         ended = self.finish
         if self.on_tokens is not None and (ended or len(self.sampled) - self.shown >= LIVE_TOKENS):
             self.on_tokens(self.sampled[self.shown :], self.entropies[self.shown :])
@@ -74,12 +73,14 @@ class TorchEngine:
 
     entropy_kind = EntropyKind.FULL
 
-    def __init__(self, model: Qwen3ForCausalLM, *, max_batch: int = 256, max_context: int | None = None) -> None:
+    def __init__(
+        self, model: Qwen3ForCausalLM | LlamaForCausalLM, *, max_batch: int = 256, max_context: int | None = None
+    ) -> None:
         limit = int(model.config.max_position_embeddings)
         self.max_context = min(max_context or limit, limit)
         self.policy_version = 0
         self._vocab_size = int(model.config.vocab_size)
-        self._decode = Qwen3Decode(model, self.max_context)
+        self._decode = Decode(model, self.max_context)
         self._rows = KvRows(self._decode.new_cache(max_batch))
         self._waiting: deque[_Request] = deque()
         self._active: list[_Request] = []  # the request of row i at index i
@@ -195,10 +196,11 @@ class TorchEngine:
         first, count = requests[0].row, len(requests)
         longest = max(map(len, new))
         logits = self._decode.forward(
-            self._rows.cache[:, :, first : first + count],
+            self._rows.cache,
             torch.tensor([ids + [0] * (longest - len(ids)) for ids in new]),
             torch.from_numpy(self._rows.lengths[first : first + count].copy()),
             torch.tensor([len(ids) for ids in new]),
+            first,
         )
         self._rows.extend(first, new)
         temperatures = torch.tensor([request.spec.temperature for request in requests])
