@@ -23,7 +23,8 @@ from trainer.delivery import Target
 from trainer.doctor import Verdict, examine, format_findings
 from trainer.explain import AssumptionError, explain, read_assumptions, read_shape
 from trainer.explain_text import format_explanation
-from trainer.pipeline import Parts, RunRefused, check_recipe, prepare_libraries, run_pipeline
+from trainer.pipeline import Parts, prepare_libraries, run_pipeline
+from trainer.refusal import RunRefused, check_recipe
 from trainer.reporter import Reporter
 from trainer.reward.pool import GraderPool
 from trainer.rollout.python_tool import PythonTool

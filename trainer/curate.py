@@ -9,47 +9,29 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contracts.curation import Check, Screening
 from contracts.events import Funnel as FunnelEvent
 from contracts.events import LogLevel, StageProgress
 from contracts.recipe import CurateStage
 from contracts.scoring import Graded
+from trainer.context import RunContext
 from trainer.data.curation import Accepted, Funnel, curate_rows
 from trainer.data.overlap import BenchmarkProblem, Refusal, index_benchmark
 from trainer.data.problems import check_schema, compute_version, dump_problems, split_held_out, to_problem
 from trainer.data.sources import DataError, RawRow, Source, gather_rows, hash_text, open_source
 from trainer.data.synthetic import SyntheticProblem, generate_problems
+from trainer.files import held_out_file, manifest_file, rejected_file, train_file
 from trainer.measure import is_right
 from trainer.outage import Occasion
 from trainer.rollout.agent import RolloutRequest
 from trainer.rollout.trajectory import Problem, Trajectory
 from trainer.seeds import derive_seed
 
-if TYPE_CHECKING:
-    from trainer.pipeline import RunContext
-
 SYNTHETIC = "synthetic"
 SYNTHETIC_NOISE = 0.06  # repeated and unusable rows in the raw set, so that the funnel has work
 SCREENED_AT_ONCE = 32  # problems
-
-
-def train_file(stage: int) -> str:
-    """Path of the curated training problems under the run's artifact folder."""
-    return _file(stage, "train.jsonl")
-
-
-def held_out_file(stage: int) -> str:
-    return _file(stage, "held_out.jsonl")
-
-
-def rejected_file(stage: int) -> str:
-    return _file(stage, "rejected.jsonl")
-
-
-def _file(stage: int, name: str) -> str:
-    return f"problems/stage-{stage:02d}/{name}"
 
 
 def generate_source(run_seed: int, stage_index: int, stage: CurateStage) -> list[SyntheticProblem]:
@@ -57,7 +39,7 @@ def generate_source(run_seed: int, stage_index: int, stage: CurateStage) -> list
     return generate_problems(stage.count, derive_seed(run_seed, "synthetic", stage_index), noise=SYNTHETIC_NOISE)
 
 
-def run_curate(context: "RunContext", index: int, stage: CurateStage) -> None:
+def run_curate(context: RunContext, index: int, stage: CurateStage) -> None:
     """Read, filter, split, write; one Funnel event. Raises DataError when nothing usable is left, with the refused
     rows written all the same."""
     sources = [s for name in stage.sources for s in _open_source(context, index, stage, name)]
@@ -75,7 +57,7 @@ def run_curate(context: "RunContext", index: int, stage: CurateStage) -> None:
         )
 
 
-def _open_source(context: "RunContext", index: int, stage: CurateStage, name: str) -> list[Source]:
+def _open_source(context: RunContext, index: int, stage: CurateStage, name: str) -> list[Source]:
     if name != SYNTHETIC:
         return open_source(name, context.places.resolve)
     seed = context.recipe.seed
@@ -98,7 +80,7 @@ def _synthetic_rows(seed: int, index: int, stage: CurateStage) -> list[RawRow]:
     ]
 
 
-def _gather(context: "RunContext", stage: CurateStage, sources: Sequence[Source]) -> list[RawRow]:
+def _gather(context: RunContext, stage: CurateStage, sources: Sequence[Source]) -> list[RawRow]:
     rows, has_more = gather_rows(sources, stage.count)
     if has_more:
         text = f"{stage.name}: only the first {stage.count} rows were read; the sources have more: raise 'count'"
@@ -106,7 +88,7 @@ def _gather(context: "RunContext", stage: CurateStage, sources: Sequence[Source]
     return rows
 
 
-def _apply_rules(context: "RunContext", stage: CurateStage, rows: Sequence[RawRow]) -> Funnel:
+def _apply_rules(context: RunContext, stage: CurateStage, rows: Sequence[RawRow]) -> Funnel:
     started = time.monotonic()
     grams = _read_benchmarks(context, stage.decontaminate)
     rules = stage.parsed_checks.rules
@@ -117,7 +99,7 @@ def _apply_rules(context: "RunContext", stage: CurateStage, rows: Sequence[RawRo
     return funnel
 
 
-def _read_benchmarks(context: "RunContext", names: Sequence[str]) -> dict[tuple[str, ...], BenchmarkProblem]:
+def _read_benchmarks(context: RunContext, names: Sequence[str]) -> dict[tuple[str, ...], BenchmarkProblem]:
     """Their 8-grams. A benchmark of which nothing can be read would let everything pass: DataError."""
     grams: dict[tuple[str, ...], BenchmarkProblem] = {}
     for name in names:
@@ -132,7 +114,7 @@ def _read_benchmarks(context: "RunContext", names: Sequence[str]) -> dict[tuple[
     return grams
 
 
-def _screen(context: "RunContext", index: int, stage: CurateStage, screening: Screening, funnel: Funnel) -> None:
+def _screen(context: RunContext, index: int, stage: CurateStage, screening: Screening, funnel: Funnel) -> None:
     """Model agreement (4.2: at least 2 of 16) and the difficulty band, both from the same rollouts of the newest
     policy. A sample without a grade counts for neither side: a problem is refused only if no grade of it could
     have saved it."""
@@ -185,7 +167,7 @@ def _judge_difficulty(count: _Count, screening: Screening) -> Refusal | None:
 
 
 def _sample(
-    context: "RunContext", index: int, stage: CurateStage, screening: Screening, chunk: Sequence[Accepted]
+    context: RunContext, index: int, stage: CurateStage, screening: Screening, chunk: Sequence[Accepted]
 ) -> list[list[Trajectory]]:
     size = screening.samples
     requests = [
@@ -210,7 +192,7 @@ def _most_refused(funnel: Funnel) -> str:
     return f"Most were refused by the check {worst.filter!r} ({refused}), e.g. {worst.examples[0]}" if refused else ""
 
 
-def _write(context: "RunContext", index: int, stage: CurateStage, sources: Sequence[Source], funnel: Funnel) -> None:
+def _write(context: RunContext, index: int, stage: CurateStage, sources: Sequence[Source], funnel: Funnel) -> None:
     problems = funnel.problems
     train, held_out = split_held_out(problems, stage.held_out, derive_seed(context.recipe.seed, "split", index))
     event = FunnelEvent(
@@ -228,7 +210,7 @@ def _write(context: "RunContext", index: int, stage: CurateStage, sources: Seque
     lines = (json.dumps(row.model_dump(), ensure_ascii=False) + "\n" for row in funnel.rejected)
     context.write(event.rejected_path, "".join(lines).encode())
     manifest = _make_manifest(stage, sources, event)
-    context.write(_file(index, "manifest.json"), json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+    context.write(manifest_file(index), json.dumps(manifest, indent=1, ensure_ascii=False).encode())
     context.reporter.emit(event)
     text = f"{stage.name}: {len(problems)} problems accepted, version {event.version[:16]}"
     context.reporter.log(LogLevel.INFO, text)

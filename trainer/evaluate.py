@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from contracts.events import EvaluationFinished, LogLevel, StageProgress
 from contracts.recipe import EvaluateStage, Sampling
 from contracts.scoring import Estimate, avg_at_k, pass_at_k
 from contracts.trajectory import Decision
-from trainer.curate import held_out_file
+from trainer.context import RunContext
 from trainer.data.problems import load_problems
+from trainer.files import evaluation_shard, held_out_file
 from trainer.measure import is_right, tool_error_ratio
 from trainer.outage import Occasion
 from trainer.policy.model import load_weights
@@ -20,10 +20,7 @@ from trainer.rollout.agent import RolloutRequest
 from trainer.rollout.rows import Credit
 from trainer.rollout.trajectory import Problem, Trajectory
 from trainer.seeds import derive_seed
-from trainer.store import PathError, evaluation_shard
-
-if TYPE_CHECKING:
-    from trainer.pipeline import RunContext
+from trainer.store import PathError
 
 HELD_OUT = "held_out"
 
@@ -50,7 +47,7 @@ class Result:
     correct_by_problem: dict[str, int]
 
 
-def run_evaluate(context: "RunContext", index: int, stage: EvaluateStage) -> None:
+def run_evaluate(context: RunContext, index: int, stage: EvaluateStage) -> None:
     """Each checkpoint on the benchmark. `step` of its event and trajectories is its place in the list, from 1."""
     problems = _read_benchmark(context, index, stage)
     for number, name in enumerate(stage.checkpoints, start=1):
@@ -67,7 +64,7 @@ def run_evaluate(context: "RunContext", index: int, stage: EvaluateStage) -> Non
     context.restore_policy()
 
 
-def evaluate_policy(context: "RunContext", problems: Sequence[Problem], plan: Plan) -> Result:
+def evaluate_policy(context: RunContext, problems: Sequence[Problem], plan: Plan) -> Result:
     """Sample, grade, store. Seeds depend on problem and sample only, so checkpoints are compared on equal luck."""
     requests = [
         RolloutRequest(problem, sample, derive_seed(context.recipe.seed, "evaluate", problem.id, sample))
@@ -107,7 +104,7 @@ def summarise(trajectories: Sequence[Trajectory], k: int) -> Result:
     )
 
 
-def _read_benchmark(context: "RunContext", index: int, stage: EvaluateStage) -> list[Problem]:
+def _read_benchmark(context: RunContext, index: int, stage: EvaluateStage) -> list[Problem]:
     if stage.benchmark == HELD_OUT:
         path = context.out / held_out_file(context.curated_before(index)[0])
     else:
@@ -118,7 +115,7 @@ def _read_benchmark(context: "RunContext", index: int, stage: EvaluateStage) -> 
     return problems[: stage.problems or None]
 
 
-def _find_checkpoint(context: "RunContext", name: str) -> tuple[str, Path]:
+def _find_checkpoint(context: RunContext, name: str) -> tuple[str, Path]:
     """(label, folder) of 'base', 'latest', a stage's name, or a path."""
     if name == "base":
         return "base model", context.places.resolve(context.recipe.model)
@@ -137,7 +134,7 @@ def _find_checkpoint(context: "RunContext", name: str) -> tuple[str, Path]:
 
 
 def _make_event(
-    context: "RunContext", index: int, stage: EvaluateStage, *, number: int, checkpoint: Path, result: Result
+    context: RunContext, index: int, stage: EvaluateStage, *, number: int, checkpoint: Path, result: Result
 ) -> EvaluationFinished:
     name = stage.checkpoints[number - 1]
     is_own = checkpoint.is_relative_to(context.out)

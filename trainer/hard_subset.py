@@ -7,7 +7,6 @@ not trained on, for it is likely easy, or a problem whose reference nobody can r
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,17 +14,15 @@ from contracts.events import Funnel, FunnelRow, LogLevel
 from contracts.recipe import HardSubset, RlStage
 from contracts.scoring import Graded
 from contracts.trajectory import Decision
+from trainer.context import RunContext
 from trainer.data.problems import dump_problems, load_problems
+from trainer.files import hard_file, screening_shard
 from trainer.measure import is_right
 from trainer.outage import Occasion
 from trainer.rollout.agent import RolloutRequest
 from trainer.rollout.rows import Credit
 from trainer.rollout.trajectory import Problem, Trajectory
 from trainer.seeds import derive_seed
-from trainer.store import screening_shard
-
-if TYPE_CHECKING:
-    from trainer.pipeline import RunContext
 
 CHUNK = 64  # problems screened at once
 SCREEN_FACTOR = 2  # at most so many times the problems the stage can use are screened
@@ -38,13 +35,8 @@ class Verdict(StrEnum):
     UNDECIDED = "undecided"
 
 
-def hard_file(index: int) -> str:
-    """Path of the problems an RL stage with a hard subset trains on."""
-    return f"problems/stage-{index:02d}/hard.jsonl"
-
-
 def hard_problems(
-    context: "RunContext", index: int, stage: RlStage, subset: HardSubset, problems: Sequence[Problem]
+    context: RunContext, index: int, stage: RlStage, subset: HardSubset, problems: Sequence[Problem]
 ) -> list[Problem]:
     """Screened with the policy the stage began with, once: a resume reads the file."""
     path = context.out / hard_file(index)
@@ -61,7 +53,7 @@ def judge(samples: Sequence[Trajectory]) -> Verdict:
 
 
 def _screen(
-    context: "RunContext", index: int, stage: RlStage, subset: HardSubset, problems: Sequence[Problem]
+    context: RunContext, index: int, stage: RlStage, subset: HardSubset, problems: Sequence[Problem]
 ) -> list[Problem]:
     """In a fixed order, until there are as many hard ones as the stage's steps can use. None left: all problems
     are used, and the log says so."""
@@ -89,7 +81,7 @@ def _screen(
 
 
 def _sample(
-    context: "RunContext", index: int, stage: RlStage, chunk: Sequence[Problem], samples: int
+    context: RunContext, index: int, stage: RlStage, chunk: Sequence[Problem], samples: int
 ) -> list[Trajectory]:
     requests = [
         RolloutRequest(p, sample, derive_seed(context.recipe.seed, "hard", index, p.id, sample))

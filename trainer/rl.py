@@ -3,7 +3,6 @@
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import Qwen3ForCausalLM
@@ -18,9 +17,10 @@ from trainer.algorithm.resample import Candidate, LedgerLine, SelectionRule, mak
 from trainer.analysis.entropy import fill_entropies
 from trainer.analysis.report import entropy_metrics, token_report
 from trainer.analysis.tokens import MarkSettings
-from trainer.curate import held_out_file, train_file
+from trainer.context import RunContext
 from trainer.data.problems import load_problems
 from trainer.evaluate import Plan, evaluate_policy
+from trainer.files import held_out_file, train_file, train_shard
 from trainer.hard_subset import hard_problems
 from trainer.measure import measure_learning, measure_ledger, measure_rollouts, measure_time
 from trainer.outage import Occasion
@@ -32,10 +32,6 @@ from trainer.rollout.rows import Credit
 from trainer.rollout.trajectory import Problem, Trajectory
 from trainer.sampler import Stopped
 from trainer.seeds import derive_seed
-from trainer.store import train_shard
-
-if TYPE_CHECKING:
-    from trainer.pipeline import RunContext
 
 EVALUATION_SAMPLES = 2
 EVALUATION_TEMPERATURE = 0.6
@@ -64,7 +60,7 @@ class Judged:
         )
 
 
-def run_rl(context: "RunContext", index: int, stage: RlStage) -> None:
+def run_rl(context: RunContext, index: int, stage: RlStage) -> None:
     """`stage.steps` steps; each: sample, grade, select, learn, report; now and then evaluate and checkpoint."""
     done = context.begin_training(index, stage, reset_optimizer=stage.reset_optimizer)
     problems = _training_problems(context, index, stage)
@@ -128,7 +124,7 @@ def pick_refill(problems: Sequence[Problem], used: Collection[str], count: int, 
 
 
 def _collect_groups(
-    context: "RunContext",
+    context: RunContext,
     index: int,
     stage: RlStage,
     *,
@@ -154,7 +150,7 @@ def _collect_groups(
 
 
 def _sample(
-    context: "RunContext", index: int, stage: RlStage, *, step: int, prompts: Sequence[Problem]
+    context: RunContext, index: int, stage: RlStage, *, step: int, prompts: Sequence[Problem]
 ) -> list[Trajectory]:
     """The 2G rollouts of each prompt, prompt after prompt."""
     requests = [
@@ -175,7 +171,7 @@ def _sample(
 
 
 def judge_groups(
-    context: "RunContext", index: int, stage: RlStage, *, step: int, trajectories: Sequence[Trajectory]
+    context: RunContext, index: int, stage: RlStage, *, step: int, trajectories: Sequence[Trajectory]
 ) -> list[list[Judged]]:
     """The selection, group by group; a group is the rollouts of one prompt, by its id."""
     rule = SelectionRule(stage.resample, stage.group_size)
@@ -214,7 +210,7 @@ def _is_masked(rollout: Judged, stage: RlStage) -> bool:
     return stage.overlong is Overlong.MASK and rollout.line.decision is Decision.KEPT_TRUNCATED
 
 
-def _load_reference(context: "RunContext", index: int, stage: RlStage) -> Qwen3ForCausalLM | None:
+def _load_reference(context: RunContext, index: int, stage: RlStage) -> Qwen3ForCausalLM | None:
     """The policy the stage began with (4.3), for a KL term; None without one: no second model is held.
 
     It is read back from where the stage started, so a resumed run has the same.
@@ -226,7 +222,7 @@ def _load_reference(context: "RunContext", index: int, stage: RlStage) -> Qwen3F
 
 
 def _learn(
-    context: "RunContext",
+    context: RunContext,
     stage: RlStage,
     groups: Sequence[Sequence[Judged]],
     *,
@@ -254,7 +250,7 @@ def _to_sample(rollout: Judged) -> Sample:
 
 
 def _store(
-    context: "RunContext", index: int, stage: RlStage, *, step: int, rollouts: Sequence[Judged]
+    context: RunContext, index: int, stage: RlStage, *, step: int, rollouts: Sequence[Judged]
 ) -> dict[str, float]:
     """Shard, index rows and token report; the entropy metrics come back."""
     trajectories = [r.trajectory for r in rollouts]
@@ -267,7 +263,7 @@ def _store(
     return entropy_metrics(analyses)
 
 
-def _evaluate(context: "RunContext", index: int, stage: RlStage, *, step: int) -> None:
+def _evaluate(context: RunContext, index: int, stage: RlStage, *, step: int) -> None:
     """avg@2 at temperature 0.6 on the first held-out problems."""
     held_out = load_problems(context.out / held_out_file(context.curated_before(index)[0]))[: stage.evaluate_problems]
     if not held_out:
@@ -285,6 +281,6 @@ def _evaluate(context: "RunContext", index: int, stage: RlStage, *, step: int) -
     context.reporter.log(LogLevel.INFO, f"{stage.name} step {step}  held-out avg@{EVALUATION_SAMPLES} {avg}")
 
 
-def _training_problems(context: "RunContext", index: int, stage: RlStage) -> list[Problem]:
+def _training_problems(context: RunContext, index: int, stage: RlStage) -> list[Problem]:
     problems = load_problems(context.out / train_file(context.curated_before(index)[0]))
     return problems if stage.hard_subset is None else hard_problems(context, index, stage, stage.hard_subset, problems)

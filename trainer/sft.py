@@ -3,25 +3,23 @@
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from contracts.events import LogLevel
 from contracts.recipe import CurateStage, SftStage
 from trainer.algorithm.packing import Row
-from trainer.curate import generate_source, train_file
+from trainer.context import RunContext
+from trainer.curate import generate_source
 from trainer.data.problems import DataError, load_problems
 from trainer.data.synthetic import SyntheticProblem
 from trainer.data.transcripts import Demonstration, demonstrations
+from trainer.files import train_file
 from trainer.policy.model import score_rows
 from trainer.policy.optimizer import apply_update, cosine_rate
 from trainer.rollout.chat import Chat
 from trainer.rollout.feedback import render
 from trainer.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from trainer.pipeline import RunContext
 
 WARMUP_SHARE = 0.04  # of the steps (rStar2-Agent 5.1)
 LOG_EVERY = 10  # steps between lines in the journal; the terminal gets each
@@ -29,7 +27,7 @@ CHECKPOINTS = 10  # of a stage: a kill costs at most a tenth of it
 _log = logging.getLogger(__name__)
 
 
-def run_sft(context: "RunContext", index: int, stage: SftStage) -> None:
+def run_sft(context: RunContext, index: int, stage: SftStage) -> None:
     """One pass after another over the demonstrations, `stage.steps` updates; a checkpoint at each tenth of them."""
     policy = context.policy
     rows = _make_rows(context, index)
@@ -78,7 +76,7 @@ def encode_demonstration(chat: Chat, demonstration: Demonstration) -> Row:
     return Row(chat.prompt_ids(first.content), ids, mask)
 
 
-def _make_rows(context: "RunContext", index: int) -> list[Row]:
+def _make_rows(context: RunContext, index: int) -> list[Row]:
     """Demonstrations of the curated training problems, encoded; those beyond the engine's context are left out."""
     curate_index, curate = context.curated_before(index)
     kept = {p.id for p in load_problems(context.out / train_file(curate_index))}
@@ -95,7 +93,7 @@ def _make_rows(context: "RunContext", index: int) -> list[Row]:
 
 
 def _known_problems(
-    context: "RunContext", curate_index: int, curate: CurateStage, kept: set[str]
+    context: RunContext, curate_index: int, curate: CurateStage, kept: set[str]
 ) -> Sequence[SyntheticProblem]:
     """The generated problems that curation kept, with their solutions; the recipe's validator has seen to it
     that an SFT stage follows a synthetic source, since only that has demonstrations."""

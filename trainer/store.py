@@ -56,21 +56,6 @@ def clean_index(index: TrajectoryIndex) -> TrajectoryIndex:
     return TrajectoryIndex.model_validate(_plain(index))
 
 
-def train_shard(stage: int, step: int) -> str:
-    """Path of a step's shard under the run's artifact folder."""
-    return f"trajectories/stage-{stage:02d}/step-{step:05d}.parquet"
-
-
-def evaluation_shard(stage: int, label: str) -> str:
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in label)
-    return f"trajectories/stage-{stage:02d}/eval-{safe}.parquet"
-
-
-def screening_shard(stage: int, number: int) -> str:
-    """Path of the rollouts that screened problems for a stage's hard subset."""
-    return f"trajectories/stage-{stage:02d}/screen-{number:03d}.parquet"
-
-
 def write_shard(path: Path, rows: Sequence[TrajectoryRow]) -> None:
     """Atomically: the file is complete or absent, whatever is killed when."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,11 +12,11 @@ from contracts.events import Outcome
 from contracts.scoring import Graded, Ungraded, UngradedReason
 from contracts.trajectory import Decision, TrajectoryIndex
 from tests.trainer.pipeline_run import RL, STAGES, TinyRun, collect_and_grade_by_ids, first_difference
+from trainer.files import train_shard
 from trainer.rl import pick_refill
 from trainer.rollout.agent import RolloutRequest, Rollouts
 from trainer.rollout.collect import Watch
 from trainer.rollout.trajectory import Problem, Trajectory
-from trainer.store import train_shard
 
 KEPT = (Decision.KEPT_RIGHT, Decision.KEPT_WRONG, Decision.KEPT_TRUNCATED)
 OVERSAMPLE, GROUP, PROMPTS, STEPS = 6, 3, 4, 3

@@ -16,9 +16,9 @@ from contracts.scoring import Ungraded, UngradedReason
 from contracts.trajectory import Decision
 from tests.trainer.pipeline_run import RL, STAGES, TinyRun, collect_and_grade_by_ids
 from trainer.__main__ import RecipeError, load_recipe, main
-from trainer.hard_subset import hard_file
-from trainer.pipeline import RECIPE_FILE, RunRefused, check_recipe
+from trainer.files import RECIPE_FILE, hard_file
 from trainer.policy.checkpoint import CheckpointStore
+from trainer.refusal import RunRefused, check_recipe
 from trainer.reporter import Reporter
 from trainer.rl import pick_prompts
 from trainer.rollout.trajectory import Problem

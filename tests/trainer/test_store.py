@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from contracts.scoring import Graded
+from contracts.text import clean_text
 from contracts.trajectory import (
     Decision,
     EntropyKind,
@@ -18,7 +19,8 @@ from contracts.trajectory import (
     TrajectoryRow,
     TurnRow,
 )
-from trainer.store import PathError, Places, clean_text, evaluation_shard, read_row, train_shard, write_shard
+from trainer.files import evaluation_shard, train_shard
+from trainer.store import PathError, Places, read_row, write_shard
 
 COLUMNS = {
     "run": "string",

@@ -10,7 +10,8 @@ import pytest
 from contracts.events import Outcome
 from contracts.scoring import Grade, Graded, Ungraded, UngradedReason
 from tests.trainer.pipeline_run import RL, STAGES, TinyRun, collect_and_grade_by_ids
-from trainer.hard_subset import Verdict, hard_file, judge
+from trainer.files import hard_file
+from trainer.hard_subset import Verdict, judge
 from trainer.outage import InfrastructureDown, Occasion, OutageWatch
 from trainer.rollout.agent import RolloutRequest, Rollouts
 from trainer.rollout.collect import Watch

@@ -1,0 +1,193 @@
+"""What every stage works with: the parts of the run, its policy, its place in the recipe, its checkpoints."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch.optim import AdamW
+from transformers import Qwen3ForCausalLM
+
+from contracts.events import CheckpointWritten, ResumePoint
+from contracts.recipe import CurateStage, Recipe, RlStage, SftStage
+from trainer.analysis.tokens import MarkSettings, TokenAnalysis, analyze
+from trainer.files import done_file, hard_file
+from trainer.journal import read_payloads
+from trainer.policy.checkpoint import Checkpoint, CheckpointStore, Counters, Recovery, has_optimizer, load_optimizer
+from trainer.policy.model import load_weights
+from trainer.policy.optimizer import make_optimizer
+from trainer.refusal import RunRefused
+from trainer.reporter import Reporter
+from trainer.rollout.rows import Credit, RowPlace, build_row
+from trainer.rollout.trajectory import Trajectory
+from trainer.sampler import Sampler, Stopped
+from trainer.seeds import derive_seed, seed_generators
+from trainer.store import Places, write_atomically, write_shard
+
+
+@dataclass(slots=True)
+class Policy:
+    """The model that is trained. `source` is the folder whose tokenizer goes into checkpoints."""
+
+    model: Qwen3ForCausalLM
+    optimizer: AdamW
+    source: Path
+    version: int = 0
+
+
+@dataclass(slots=True)
+class RunContext:
+    """What every stage works with."""
+
+    recipe: Recipe
+    places: Places
+    reporter: Reporter
+    sampler: Sampler
+    policy: Policy
+    checkpoints: CheckpointStore
+    resumed: Checkpoint | None = None
+    saved_at: tuple[int, int] = field(default=(-1, -1))
+
+    @property
+    def out(self) -> Path:
+        return self.places.out
+
+    def write(self, path: str, data: bytes) -> None:
+        """A small file under the run's artifact folder, atomically."""
+        write_atomically(self.out / path, data)
+
+    def curated_before(self, index: int) -> tuple[int, CurateStage]:
+        """The newest curate stage before a stage; the recipe's validator has seen to it that there is one."""
+        for i in range(index - 1, -1, -1):
+            stage = self.recipe.stages[i]
+            if isinstance(stage, CurateStage):
+                return i, stage
+        raise RunRefused(f"no curate stage before stage {index}")
+
+    def first_step(self, index: int) -> int:
+        """The run's RL step with which an RL stage begins; steps count from 1 over all RL stages."""
+        return 1 + sum(stage.steps for stage in self.recipe.stages[:index] if isinstance(stage, RlStage))
+
+    def begin_training(self, index: int, stage: SftStage | RlStage, *, reset_optimizer: bool) -> int:
+        """Steps of the stage that are done. A stage that begins gets a fresh optimizer if it asks for one."""
+        self.sampler.engine.set_version(self.policy.version)
+        if self.resumed is not None and self.resumed.counters.stage == index:
+            return self.resumed.counters.stage_step
+        if reset_optimizer:
+            self.policy.optimizer = make_optimizer(self.policy.model)
+        return 0
+
+    def begin_step(self, index: int, stage: SftStage | RlStage, stage_step: int) -> None:
+        """The safe point before a step of the stage: raises Stopped when a stop was asked for.
+
+        Nothing of ours draws from the libraries' global generators; what does begins each step alike.
+        """
+        if self.reporter.should_stop:
+            self.save_checkpoint(index, stage, stage_step - 1)
+            raise Stopped
+        seed_generators(derive_seed(self.recipe.seed, "libraries", index, stage_step))
+
+    def save_checkpoint(
+        self, index: int, stage: SftStage | RlStage, stage_step: int, *, is_stage_end: bool = False
+    ) -> None:
+        """After `stage_step` steps of the stage. The journal is made durable first: it may never lag behind."""
+        if self.saved_at == (index, stage_step) or stage_step == 0:
+            return
+        step = self.first_step(index) - 1 + (stage_step if isinstance(stage, RlStage) else 0)
+        counters = Counters(
+            stage=index,
+            stage_name=stage.name,
+            stage_step=stage_step,
+            step=step,
+            policy_version=self.policy.version,
+            cursor=stage_step * (stage.prompts_per_step if isinstance(stage, RlStage) else stage.batch_size),
+            is_stage_end=is_stage_end,
+            recipe=self.recipe.model_dump(mode="json"),
+        )
+        self.reporter.sync()
+        written = self.checkpoints.write(self.policy.model, self.policy.optimizer, counters, self.policy.source)
+        self.saved_at = (index, stage_step)
+        self._tell_checkpoint(written.checkpoint, [str(path.relative_to(self.out)) for path in written.pruned])
+
+    def _tell_checkpoint(self, checkpoint: Checkpoint, pruned: Sequence[str]) -> None:
+        counters = checkpoint.counters
+        name, step = counters.stage_name, counters.stage_step
+        self.reporter.emit(
+            CheckpointWritten(
+                stage=counters.stage,
+                step=counters.step,
+                path=str(checkpoint.path.relative_to(self.out)),
+                label=f"after {name}" if counters.is_stage_end else f"{name}, step {step}",
+                size_bytes=checkpoint.size_bytes,
+                pruned=list(pruned),
+            )
+        )
+
+    def tell_untold_checkpoints(self) -> None:
+        """Make up for the event that a kill right after a checkpoint, or damage to one, has left out."""
+        if self.resumed is None:
+            return
+        told: set[str] = set()
+        for payload in read_payloads(self.reporter.journal.path, CheckpointWritten):
+            told = (told - set(payload.pruned)) | {payload.path}
+        there = {str(c.path.relative_to(self.out)) for c in self.checkpoints.find_all()}
+        if told != there:
+            self._tell_checkpoint(self.resumed, sorted(told - there))
+
+    def restore_policy(self) -> Recovery:
+        """The newest sound checkpoint's weights, optimizer and version; those of the recipe's model where there is
+        none."""
+        recovery = self.checkpoints.recover()
+        newest = recovery.checkpoint
+        folder = newest.path if newest else self.places.resolve(self.recipe.model)
+        load_weights(self.policy.model, folder)
+        self.policy.optimizer = make_optimizer(self.policy.model)
+        if has_optimizer(folder):  # the recipe's model may be a checkpoint of another run
+            load_optimizer(self.policy.model, self.policy.optimizer, folder)
+        self.policy.version = newest.counters.policy_version if newest else 0
+        self.sampler.engine.set_version(self.policy.version)
+        self.saved_at = (newest.counters.stage, newest.counters.stage_step) if newest else (-1, -1)
+        return recovery
+
+    def count_finished(self) -> int:
+        """Stages that need not run again. One that trains is finished when its last checkpoint is there, or that of
+        a later stage; another one by its note, unless a stage before it has to be done again."""
+        counters = self.resumed.counters if self.resumed else None
+        finished = counters.stage if counters else 0
+        for index, stage in enumerate(self.recipe.stages[finished:], start=finished):
+            is_trained = counters is not None and counters.stage == index and counters.is_stage_end
+            if not (self.out / done_file(index)).exists() or (isinstance(stage, SftStage | RlStage) and not is_trained):
+                return index
+        return len(self.recipe.stages)
+
+    def resume_point(self) -> ResumePoint:
+        """From where on what older attempts reported is superseded. Step 0 of an RL stage is its screening."""
+        index = self.count_finished()
+        stage = self.recipe.stages[index] if index < len(self.recipe.stages) else None
+        counters = self.resumed.counters if self.resumed else None
+        done = counters.stage_step if counters and counters.stage == index else 0
+        if isinstance(stage, RlStage):
+            is_screened = stage.hard_subset is None or (self.out / hard_file(index)).exists()
+            return ResumePoint(stage=index, step=self.first_step(index) + done if is_screened else 0)
+        return ResumePoint(stage=index, step=done + 1 if isinstance(stage, SftStage) else 0)
+
+    def store_trajectories(
+        self,
+        trajectories: Sequence[Trajectory],
+        credits: Sequence[Credit],
+        shard: str,
+        *,
+        stage: tuple[int, str],
+        step: int,
+    ) -> list[TokenAnalysis]:
+        """Write the shard, then tell of its rows; the token analysis of each trajectory comes back."""
+        chat = self.sampler.chat
+        marks = MarkSettings(self.recipe.forking_share, self.recipe.reflection_window)
+        analyses = [analyze(t, chat.token_texts(t.response_ids), marks) for t in trajectories]
+        place = RowPlace(self.reporter.run, self.reporter.attempt, stage[0], stage[1], step, shard)
+        rows = [
+            build_row(t, analysis, credit, place, number, chat)
+            for number, (t, analysis, credit) in enumerate(zip(trajectories, analyses, credits, strict=True))
+        ]
+        write_shard(self.out / shard, rows)
+        self.reporter.trajectories([row.index for row in rows])
+        return analyses
