@@ -1,4 +1,8 @@
-"""One step of learning from the kept rollouts: old log-probabilities once, then clipped updates."""
+"""One step of learning from the kept rollouts: old log-probabilities once, then clipped updates.
+
+Ranks that share a sharded model (`trainer.policy.parallel`) call `learn` with the same arguments; each works on its own
+part of the rollouts and all get the same report.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +26,10 @@ from trainer.algorithm.loss import (
     measure_mismatch,
     policy_loss,
 )
-from trainer.algorithm.packing import Row
-from trainer.policy.model import MICRO_BATCH_TOKENS, ScoredPart, compute_logprobs, score_rows
+from trainer.algorithm.packing import Row, balance_rows
+from trainer.policy.model import MICRO_BATCH_TOKENS, ScoredPart, compute_logprobs, plan_micro_batches, score_part
 from trainer.policy.optimizer import apply_update
+from trainer.policy.parallel import Ranks, ranks_of, set_last_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class FixedLogprobs:
-    """What stays the same over the updates of a step: of each sample's trained tokens (tokens,), nats."""
+    """What stays the same over the updates of a step: of each sample's trained tokens (tokens,), nats.
 
-    old: list[Tensor]
+    None in `old` is filled in by the update that comes upon it: right where a step has only one update.
+    """
+
+    old: list[Tensor | None]
     sampling: list[Tensor]
     reference: list[Tensor] | None
 
@@ -73,27 +81,29 @@ def learn(
     """`stage.epochs` passes in mini-batches. The ratio's denominator is the trainer's own log-probability
     before the first update, so that numerical noise of the engine is measured but never learned from, unless
     the recipe weighs by it (TIS). `reference`: the policy that a KL term holds on to."""
-    fixed = fix_logprobs(model, samples, stage=stage, reference=reference)
+    size, ranks = stage.mini_batch or len(samples), ranks_of(model)
+    is_single = stage.epochs == 1 and size >= len(samples)
+    fixed = fix_logprobs(model, samples, stage=stage, reference=reference, with_old=not is_single)
     order = np.random.default_rng(seed)
-    norms, shares = [], []
+    norms, totals = [], []
     for _ in range(stage.epochs):
         permuted = [int(i) for i in order.permutation(len(samples))]
-        size = stage.mini_batch or len(samples)
         for start in range(0, len(permuted), size):
             update = sorted(permuted[start : start + size])
-            shares.append(accumulate_gradients(model, samples, fixed, update=update, stage=stage))
+            shares = accumulate_gradients(model, samples, fixed, update=update, stage=stage)
+            totals.append(_add_up(shares, ranks))
             norms.append(apply_update(optimizer, model.parameters(), rate))
-    parts = [part for of_update in shares for part in of_update]
-    tokens = max(1, sum(p.tokens for p in parts))
+    old = torch.cat(_complete(fixed.old, samples, ranks))
+    tokens = max(1.0, sum(of_update.tokens for of_update in totals))
     return LearnReport(
         updates=len(norms),
-        loss=fmean(sum(float(part.loss) for part in of_update) for of_update in shares),
+        loss=fmean(of_update.loss for of_update in totals),
         grad_norm=fmean(norms),
-        ratio_max=max(part.ratio_max for part in parts),
-        clipped_share=sum(p.clipped_tokens for p in parts) / tokens,
-        dual_clipped_share=sum(p.dual_clipped_tokens for p in parts) / tokens,
-        mismatch=_measure_mismatch(fixed, stage),
-        kl_reference=_measure_kl(fixed),
+        ratio_max=max(of_update.ratio_max for of_update in totals),
+        clipped_share=sum(of_update.clipped_tokens for of_update in totals) / tokens,
+        dual_clipped_share=sum(of_update.dual_clipped_tokens for of_update in totals) / tokens,
+        mismatch=measure_mismatch(old, torch.cat(fixed.sampling), stage.loss_terms.get(LossTerm.TIS, DEFAULT_CAP)),
+        kl_reference=_measure_kl(old, fixed.reference),
     )
 
 
@@ -103,11 +113,14 @@ def fix_logprobs(
     *,
     stage: RlStage,
     reference: Qwen3ForCausalLM | None = None,
+    with_old: bool = True,
 ) -> FixedLogprobs:
-    """The log-probabilities of the step's samples before its first update."""
+    """The log-probabilities of the step's samples before its first update; `with_old` False leaves the model's own to
+    the update, which saves a pass."""
     rows, temperature = [s.row for s in samples], stage.sampling.temperature
+    old: list[Tensor | None] = [None] * len(rows)
     return FixedLogprobs(
-        old=compute_logprobs(model, rows, temperature),
+        old=[*compute_logprobs(model, rows, temperature)] if with_old else old,
         sampling=[torch.tensor(s.sampling_logprobs, dtype=torch.float32) for s in samples],
         reference=None if reference is None else compute_logprobs(reference, rows, temperature),
     )
@@ -125,46 +138,76 @@ def accumulate_gradients(
 ) -> list[LossShare]:
     """Backward over the micro-batches of one update (positions into `samples`).
 
-    `own`: the positions into `update` that this rank computes, by default all. The gradients of all ranks add
-    up to the same sum however samples are dealt to ranks and micro-batches.
+    `own`: the positions into `update` that this rank computes, by default its balanced part. The gradients of all
+    ranks add up to the same sum however samples are dealt to ranks and micro-batches.
     """
     lengths = [sum(s.row.mask) for s in samples]
     weights = make_weights(stage.loss_aggregation, lengths, [s.group for s in samples], update)
-    own_update = list(update) if own is None else [update[i] for i in own]
-    own_weights = weights if own is None else [weights[i] for i in own]
+    if own is None:
+        ranks = ranks_of(model)
+        tokens = [samples[i].row.length for i in update]
+        own = balance_rows(tokens, ranks.size, model.config.hidden_size)[ranks.rank]
+    chosen, own_weights = [update[i] for i in own], [weights[i] for i in own]
     rule = LossRule(stage.clip_low, stage.clip_high, stage.loss_terms)
-    rows = [samples[i].row for i in own_update]
+    rows = [samples[i].row for i in chosen]
+    batches = plan_micro_batches(model, rows, token_budget)
     shares = []
-    for part in score_rows(model, rows, temperature=stage.sampling.temperature, token_budget=token_budget):
-        share = policy_loss(_gather(part, samples, fixed, own_update, own_weights), rule)
+    for number, positions in enumerate(batches, start=1):
+        set_last_backward(model, number == len(batches))
+        part = score_part(model, rows, positions, stage.sampling.temperature)
+        share = policy_loss(_gather(part, samples, fixed, chosen, own_weights), rule)
         share.loss.backward()
         shares.append(replace(share, loss=share.loss.detach()))
     return shares
 
 
 def _gather(
-    part: ScoredPart, samples: Sequence[Sample], fixed: FixedLogprobs, update: Sequence[int], weights: Sequence[float]
+    part: ScoredPart, samples: Sequence[Sample], fixed: FixedLogprobs, chosen: Sequence[int], weights: Sequence[float]
 ) -> LossInputs:
-    """The inputs of a micro-batch, whose positions are into `update` and `weights`."""
-    chosen = [update[i] for i in part.positions]
+    """The inputs of a micro-batch, whose positions are into `chosen` and `weights`."""
+    found = part.scores.logprobs.detach().split(part.lengths)
+    for position, logprobs in zip(part.positions, found, strict=True):
+        if fixed.old[chosen[position]] is None:
+            fixed.old[chosen[position]] = logprobs.cpu()
     return LossInputs(
         logprobs=part.scores.logprobs,
-        old_logprobs=torch.cat([fixed.old[i] for i in chosen]),
-        advantages=part.spread([samples[i].advantage for i in update]),
+        old_logprobs=part.join([fixed.old[i] for i in chosen]),
+        advantages=part.spread([samples[i].advantage for i in chosen]),
         weights=part.spread(weights),
-        sampling_logprobs=torch.cat([fixed.sampling[i] for i in chosen]),
-        reference_logprobs=None if fixed.reference is None else torch.cat([fixed.reference[i] for i in chosen]),
+        sampling_logprobs=part.join([fixed.sampling[i] for i in chosen]),
+        reference_logprobs=None if fixed.reference is None else part.join([fixed.reference[i] for i in chosen]),
         entropies=part.scores.entropies,
     )
 
 
-def _measure_mismatch(fixed: FixedLogprobs, stage: RlStage) -> Mismatch:
-    cap = stage.loss_terms.get(LossTerm.TIS, DEFAULT_CAP)
-    return measure_mismatch(torch.cat(fixed.old), torch.cat(fixed.sampling), cap)
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """Of an update, over its micro-batches and ranks."""
+
+    loss: float
+    clipped_tokens: float
+    dual_clipped_tokens: float
+    tokens: float
+    ratio_max: float
 
 
-def _measure_kl(fixed: FixedLogprobs) -> float | None:
-    if fixed.reference is None:
+def _add_up(shares: Sequence[LossShare], ranks: Ranks) -> _Totals:
+    counts = [(float(s.loss), s.clipped_tokens, s.dual_clipped_tokens, s.tokens) for s in shares]
+    sums = ranks.add(torch.tensor([sum(column) for column in zip(*counts, strict=True)], dtype=torch.float64))
+    return _Totals(*sums.tolist(), ranks.largest(max(share.ratio_max for share in shares)))
+
+
+def _complete(found: Sequence[Tensor | None], samples: Sequence[Sample], ranks: Ranks) -> list[Tensor]:
+    """What each rank found, on all of them: a sample is found by one rank, or by all alike."""
+    if all(tensor is not None for tensor in found):
+        return [tensor for tensor in found if tensor is not None]
+    empty = [torch.zeros(sum(s.row.mask)) for s in samples]
+    counts = [len(tensor) for tensor in empty]
+    own = torch.cat([e if tensor is None else tensor for tensor, e in zip(found, empty, strict=True)])
+    return list(ranks.add(own).split(counts))
+
+
+def _measure_kl(old: Tensor, reference: list[Tensor] | None) -> float | None:
+    if reference is None:
         return None
-    log_ratio = torch.cat(fixed.old).double() - torch.cat(fixed.reference).double()
-    return float(estimate_kl(LossTerm.KL_K3, log_ratio).mean())
+    return float(estimate_kl(LossTerm.KL_K3, old.double() - torch.cat(reference).double()).mean())

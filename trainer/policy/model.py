@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
 
-from trainer.algorithm.logprobs import TokenScores, score_tokens
-from trainer.algorithm.packing import Row, pad_rows, split_micro_batches
+from trainer.algorithm.logprobs import TokenScores
+from trainer.algorithm.packing import Row, balance_rows, pack_rows, split_micro_batches
+from trainer.policy.packed import score_packed
+from trainer.policy.parallel import ranks_of
 
 MICRO_BATCH_TOKENS = 2048  # activations of a micro-batch stay in the cache: a third less CPU time than 8192
 _TOKENIZER_FILES = (
@@ -72,28 +75,56 @@ class ScoredPart:
 
     def spread(self, values: Sequence[float]) -> Tensor:
         """One value per row (of all rows) on each of its tokens here: (tokens,)."""
-        own = torch.tensor([values[i] for i in self.positions])
-        return own.repeat_interleave(torch.tensor(self.lengths))
+        own = torch.tensor([values[i] for i in self.positions], dtype=torch.float32)
+        return own.repeat_interleave(torch.tensor(self.lengths, dtype=torch.long)).to(self.scores.logprobs.device)
+
+    def join(self, rows: Sequence[Tensor | None]) -> Tensor:
+        """What each row (of all rows) has on its tokens, those of the rows here: (tokens,)."""
+        own = [row for i in self.positions if (row := rows[i]) is not None] or [torch.empty(0)]
+        return torch.cat(own).to(self.scores.logprobs.device)
 
 
 def score_rows(
     model: Qwen3ForCausalLM, rows: Sequence[Row], *, temperature: float = 1.0, token_budget: int = MICRO_BATCH_TOKENS
 ) -> Iterator[ScoredPart]:
     """Scores of the trained tokens, micro-batch by micro-batch; with gradients where they are enabled."""
-    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
-    for positions in split_micro_batches(lengths, token_budget):
-        batch = pad_rows([rows[i] for i in positions], pad_id=0)
-        states = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-        hidden = states.reshape(-1, states.shape[-1])[batch.sources]
-        scores = score_tokens(hidden, model.lm_head.weight, batch.targets, temperature)
-        yield ScoredPart(positions, [sum(rows[i].mask) for i in positions], scores)
+    for positions in plan_micro_batches(model, rows, token_budget):
+        yield score_part(model, rows, positions, temperature)
+
+
+def plan_micro_batches(model: Qwen3ForCausalLM, rows: Sequence[Row], token_budget: int) -> list[list[int]]:
+    """Positions into `rows`. Ranks that share a model get equally many, some of them empty: each pass is collective."""
+    batches = split_micro_batches([row.length for row in rows], token_budget)
+    count = int(ranks_of(model).largest(len(batches)))
+    return batches + [[] for _ in range(count - len(batches))]
+
+
+def score_part(
+    model: Qwen3ForCausalLM, rows: Sequence[Row], positions: list[int], temperature: float = 1.0
+) -> ScoredPart:
+    """One micro-batch."""
+    batch = pack_rows([rows[i] for i in positions])
+    score = getattr(model, "score_packed", partial(score_packed, model))  # a sharded model's own gathers its weights
+    logprobs, entropies = score(batch, temperature)
+    return ScoredPart(positions, [sum(rows[i].mask) for i in positions], TokenScores(logprobs, entropies))
 
 
 @torch.no_grad()
+def compute_scores(model: Qwen3ForCausalLM, rows: Sequence[Row], temperature: float) -> list[TokenScores]:
+    """Of each row's trained tokens, in the order of the rows and on the CPU. Ranks that share the model share the
+    work, and each gets all."""
+    ranks = ranks_of(model)
+    own = balance_rows([row.length for row in rows], ranks.size, model.config.hidden_size)[ranks.rank]
+    counts = [sum(row.mask) for row in rows]
+    found = torch.zeros(2, sum(counts))
+    places = found.split(counts, dim=1)
+    for part in score_rows(model, [rows[i] for i in own], temperature=temperature):
+        both = torch.stack([part.scores.logprobs, part.scores.entropies]).float().cpu()
+        for i, scores in zip(part.positions, both.split(part.lengths, dim=1), strict=True):
+            places[own[i]].copy_(scores)
+    return [TokenScores(*scores) for scores in ranks.add(found).split(counts, dim=1)]
+
+
 def compute_logprobs(model: Qwen3ForCausalLM, rows: Sequence[Row], temperature: float) -> list[Tensor]:
     """Log-probabilities of each row's trained tokens, in the order of the rows."""
-    found: dict[int, Tensor] = {}
-    for part in score_rows(model, rows, temperature=temperature):
-        for i, logprobs in zip(part.positions, part.scores.logprobs.split(part.lengths), strict=True):
-            found[i] = logprobs
-    return [found[i] for i in range(len(rows))]
+    return [scores.logprobs for scores in compute_scores(model, rows, temperature)]

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterable
 
-import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW
 
 MAX_GRAD_NORM = 1.0
@@ -32,13 +33,18 @@ def cosine_rate(peak: float, step: int, steps: int, warmup_share: float) -> floa
 
 
 def apply_update(optimizer: AdamW, parameters: Iterable[nn.Parameter], rate: float) -> float:
-    """Clip the gathered gradients, step, clear; the global gradient norm before clipping.
+    """Clip the gathered gradients, step, clear; the global gradient norm before clipping, over all ranks.
 
     RuntimeError for a gradient that is not finite: better no run than a spoiled model.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate
-    norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM, error_if_nonfinite=True)
+    own = list(parameters)
+    norm = get_total_norm([p.grad for p in own if p.grad is not None])
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if not norm.isfinite():
+        raise RuntimeError(f"the gradient's norm is {float(norm)}: the update was not made")
+    clip_grads_with_norm_(own, MAX_GRAD_NORM, norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return float(norm)
