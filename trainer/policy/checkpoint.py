@@ -3,28 +3,37 @@
 Written into a hidden folder, each file fsynced, the manifest (sizes and hashes) last, then renamed. A
 folder without a manifest, or with a file of another size or content, is never resumed from: the one before is.
 There is no state of a random generator to save: every seed derives from the recipe's and the counters.
+
+Weights are a file in transformers format whatever the number of ranks. The optimizer of a sharded model is written by
+torch's distributed checkpoint, each rank its part; it is read again on any number of ranks, or by none but one process.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import AdamW
 from transformers import Qwen3ForCausalLM
 
 from trainer.policy.model import save_model
+from trainer.policy.parallel import ranks_of, shard_like
 from trainer.store import fsync, write_atomically
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
 OPTIMIZER = "optimizer.safetensors"
+SHARDED_OPTIMIZER = "optimizer"  # a folder
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 WRITTEN = "written.json"  # names of the checkpoints that should be there, so that a missing one is noticed
 KEEP_NEWEST = 2  # beside each stage's last one, which later stages, evaluations and other runs start from
 
@@ -83,21 +92,32 @@ class CheckpointStore:
         self.folder = root / FOLDER
 
     def write(self, model: Qwen3ForCausalLM, optimizer: AdamW | None, counters: Counters, source: Path) -> Written:
-        """`source` is the folder whose tokenizer files come along. Prunes older checkpoints afterwards."""
+        """`source` is the folder whose tokenizer files come along. Prunes older checkpoints afterwards.
+
+        Ranks that share the model call it together, on a file system they share; the first one tells what was pruned.
+        """
+        ranks = ranks_of(model)
         name = f"stage-{counters.stage:02d}-{_slug(counters.stage_name)}-step-{counters.stage_step:06d}"
         final, draft = self.folder / name, self.folder / f".{name}"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+        if ranks.rank == 0:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+        ranks.wait()
         save_model(model, draft, source)
         if optimizer is not None:
-            save_file(_optimizer_tensors(model, optimizer), draft / OPTIMIZER)
+            _save_optimizer(model, optimizer, draft)
+        ranks.wait()
+        pruned = self._publish(draft, final, counters) if ranks.rank == 0 else []
+        ranks.wait()
+        return Written(Checkpoint(final, counters, _size(final)), pruned)
+
+    def _publish(self, draft: Path, final: Path, counters: Counters) -> list[Path]:
         (draft / STATE).write_text(json.dumps(asdict(counters), indent=1, sort_keys=True))
         _write_manifest(draft)
         self._set_aside(final)  # of a step that is done again after a resume
         os.replace(draft, final)
         fsync(self.folder)
-        checkpoint = Checkpoint(final, counters, _size(final))
-        return Written(checkpoint, self._prune())
+        return self._prune()
 
     def find_all(self) -> list[Checkpoint]:
         """The complete ones, oldest first."""
@@ -183,23 +203,43 @@ def verify_checkpoint(path: Path) -> None:
 
 
 def load_optimizer(model: Qwen3ForCausalLM, optimizer: AdamW, path: Path) -> None:
-    """The moments and step counts of a checkpoint into a fresh optimizer of the same model."""
-    tensors = load_file(path / OPTIMIZER)
-    for name, parameter in model.named_parameters():
-        if f"{name}.step" in tensors:
-            optimizer.state[parameter] = {key: tensors[f"{name}.{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+    """The moments and step counts of a checkpoint into a fresh optimizer of the same model.
+
+    Neither has to be sharded as it was when it was written.
+    """
+    parameters = dict(model.named_parameters())
+    if (path / OPTIMIZER).is_file():
+        tensors = load_file(path / OPTIMIZER)
+        kept = [name for name in parameters if f"{name}.step" in tensors]
+        for name, key in ((name, key) for name in kept for key in _MOMENTS[1:]):
+            tensors[f"{name}.{key}"] = shard_like(tensors[f"{name}.{key}"], parameters[name])
+    else:
+        reader = dcp.FileSystemReader(path / SHARDED_OPTIMIZER)
+        known = reader.read_metadata().state_dict_metadata
+        kept = [name for name in parameters if f"{name}.step" in known]
+        tensors = {f"{name}.{key}": torch.zeros_like(parameters[name]) for name in kept for key in _MOMENTS[1:]}
+        tensors |= {f"{name}.step": torch.zeros(()) for name in kept}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is meant
+            dcp.load(tensors, storage_reader=reader, no_dist=not isinstance(model, FSDPModule))
+    for name in kept:
+        optimizer.state[parameters[name]] = {key: tensors[f"{name}.{key}"].detach() for key in _MOMENTS}
 
 
 def has_optimizer(path: Path) -> bool:
-    return (path / OPTIMIZER).is_file()
+    return (path / OPTIMIZER).is_file() or (path / SHARDED_OPTIMIZER).is_dir()
 
 
-def _optimizer_tensors(model: Qwen3ForCausalLM, optimizer: AdamW) -> dict[str, torch.Tensor]:
-    return {
+def _save_optimizer(model: Qwen3ForCausalLM, optimizer: AdamW, folder: Path) -> None:
+    tensors = {
         f"{name}.{key}": value.contiguous()
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
+    if isinstance(model, FSDPModule):
+        dcp.save(tensors, checkpoint_id=folder / SHARDED_OPTIMIZER)
+    else:
+        save_file(tensors, folder / OPTIMIZER)
 
 
 def _write_manifest(folder: Path) -> None:

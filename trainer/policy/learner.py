@@ -194,7 +194,8 @@ class _Totals:
 def _add_up(shares: Sequence[LossShare], ranks: Ranks) -> _Totals:
     counts = [(float(s.loss), s.clipped_tokens, s.dual_clipped_tokens, s.tokens) for s in shares]
     sums = ranks.add(torch.tensor([sum(column) for column in zip(*counts, strict=True)], dtype=torch.float64))
-    return _Totals(*sums.tolist(), ranks.largest(max(share.ratio_max for share in shares)))
+    loss, clipped, dual_clipped, tokens = sums.tolist()
+    return _Totals(loss, clipped, dual_clipped, tokens, ranks.largest(max(share.ratio_max for share in shares)))
 
 
 def _complete(found: Sequence[Tensor | None], samples: Sequence[Sample], ranks: Ranks) -> list[Tensor]:

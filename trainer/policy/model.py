@@ -9,6 +9,8 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
 
 from trainer.algorithm.logprobs import TokenScores
@@ -52,17 +54,26 @@ def load_model(folder: Path) -> Qwen3ForCausalLM:
 
 
 def save_model(model: Qwen3ForCausalLM, folder: Path, source: Path) -> None:
-    """Weights and config into `folder`, with the tokenizer files of `source` beside them."""
-    model.save_pretrained(folder)
-    for name in _TOKENIZER_FILES:
+    """Weights and config into `folder`, with the tokenizer files of `source` beside them.
+
+    Ranks that share the model call it together; the first one gathers the weights and writes.
+    """
+    if not isinstance(model, FSDPModule):
+        model.save_pretrained(folder)
+    elif weights := get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)):
+        model.save_pretrained(folder, state_dict=weights)
+    for name in _TOKENIZER_FILES if ranks_of(model).rank == 0 else ():
         if (source / name).is_file() and not (folder / name).exists():
             shutil.copyfile(source / name, folder / name)
 
 
 def load_weights(model: Qwen3ForCausalLM, folder: Path) -> None:
     """The weights of a checkpoint into a model that exists, in place (the engine shares them)."""
-    loaded = load_model(folder)
-    model.load_state_dict(loaded.state_dict())
+    if not isinstance(model, FSDPModule):
+        model.load_state_dict(load_model(folder).state_dict())
+        return
+    weights = load_model(folder).state_dict() if ranks_of(model).rank == 0 else {}
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from trainer.algorithm.logprobs import score_tokens
 from trainer.algorithm.packing import PackedBatch
 
 PACKED = "packed"  # its name in transformers; without row lengths it is sdpa
+_NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # of four dimensions: transformers makes none of its own
 
 
 def score_packed(model: Qwen3ForCausalLM, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -29,7 +30,7 @@ def score_packed(model: Qwen3ForCausalLM, batch: PackedBatch, temperature: float
     states = model.model(
         input_ids=batch.ids[None].to(device),
         position_ids=batch.positions[None].to(device),
-        attention_mask=dict.fromkeys(("full_attention", "sliding_attention")),
+        attention_mask=_NO_MASK,
         use_cache=False,
         row_lengths=batch.lengths,
     ).last_hidden_state[0]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3ForCausalLM
 
@@ -50,6 +50,11 @@ class Ranks:
     def add(self, values: Tensor) -> Tensor:
         """The sum over the ranks, the same on each."""
         return self._reduce(values, dist.ReduceOp.SUM)
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.size > 1:
+            dist.barrier()
 
     def largest(self, value: float) -> float:
         return float(self._reduce(torch.tensor([value], dtype=torch.float64), dist.ReduceOp.MAX))
@@ -103,3 +108,11 @@ def gather_weights(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Each weight whole, one at a time, on every rank (a collective call); tied weights under both names."""
     for name, weight in model.state_dict().items():
         yield name, weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def shard_like(whole: Tensor, parameter: Tensor) -> Tensor:
+    """This rank's part of a tensor of the parameter's shape, laid out as the parameter is."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    device = parameter.device_mesh.device_type
+    return distribute_tensor(whole.to(device), parameter.device_mesh, parameter.placements, src_data_rank=None)
