@@ -1,7 +1,7 @@
 """Bugs that users of other trainers reported: one test each, named after what must be right here.
 
 The numbers are those of the public reports; every docstring has the link. Those of the loss, of resampling
-and of resume are tested beside the code they belong to.
+and of resume are tested beside the code they belong to: `test_bug_index.py` names the test of every case.
 """
 
 import asyncio
