@@ -2,7 +2,8 @@
 
 Those of rules cost seconds. `agreement M of N` and `difficulty A to B of N` sample the newest policy N times a
 problem: the first keeps a problem that at least M answers match, the second one that A to B answers match, both
-ends included. They share the samples, so they name the same N.
+ends included. They share the samples, so they name the same N. `length` may name how many characters a problem may
+have: `length 800`.
 """
 
 import re
@@ -43,6 +44,8 @@ class RejectedRow(Frozen):
 SCHEMA = "schema"  # always the first: rows without a problem and an answer
 SAMPLED = (Check.AGREEMENT, Check.DIFFICULTY)
 RULES = [check.value for check in Check if check not in SAMPLED]
+MAX_PROBLEM_CHARS = 4000
+_LENGTH = re.compile(r"length (\d{1,7})")
 _AGREEMENT = re.compile(r"agreement (\d{1,4}) of (\d{1,4})")
 _DIFFICULTY = re.compile(r"difficulty (\d{1,4}) to (\d{1,4}) of (\d{1,4})")
 
@@ -61,15 +64,20 @@ class Screening:
 class Checks:
     rules: frozenset[Check]
     screening: Screening | None
+    max_problem_chars: int = MAX_PROBLEM_CHARS
 
 
 def parse_checks(texts: Sequence[str]) -> Checks:
     """ValueError with a sentence for an unknown check, one named twice, or counts that cannot be."""
     rules: list[Check] = []
     bounds: dict[str, int] = {}
+    max_problem_chars = MAX_PROBLEM_CHARS
     for text in texts:
         if text in RULES:
             rules.append(Check(text))
+        elif match := _LENGTH.fullmatch(text):
+            rules.append(Check.LENGTH)
+            max_problem_chars = int(match[1])
         elif match := _AGREEMENT.fullmatch(text):
             rules.append(Check.AGREEMENT)
             _add(bounds, agree=int(match[1]), samples=int(match[2]))
@@ -79,11 +87,14 @@ def parse_checks(texts: Sequence[str]) -> Checks:
         else:
             known = ", ".join(RULES)
             raise ValueError(
-                f"there is no check {text[:80]!r}; known are {known}, 'agreement M of N' and 'difficulty A to B of N'"
+                f"there is no check {text[:80]!r}; known are {known}, 'length N', 'agreement M of N' and "
+                "'difficulty A to B of N'"
             )
     if twice := sorted({rule for rule in rules if rules.count(rule) > 1}):
         raise ValueError(f"the check {twice[0].value!r} is named twice")
-    return Checks(frozenset(rules), Screening(**bounds) if bounds else None)
+    if max_problem_chars < 10:
+        raise ValueError(f"length {max_problem_chars}: no problem is that short")
+    return Checks(frozenset(rules), Screening(**bounds) if bounds else None, max_problem_chars)
 
 
 def _add(bounds: dict[str, int], samples: int, **counts: int) -> None:

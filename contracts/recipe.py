@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from contracts.base import Frozen
-from contracts.curation import RULES, Checks, parse_checks
+from contracts.curation import MAX_PROBLEM_CHARS, RULES, Check, Checks, parse_checks
 from contracts.execution import LimitProfile, Limits
 
 
@@ -60,6 +60,13 @@ class LossAggregation(StrEnum):
     SEQUENCE = "sequence"  # mean per sequence, then over sequences (eq. 1)
 
 
+class EngineKind(StrEnum):
+    """What samples the rollouts."""
+
+    TORCH = "torch"  # in the trainer's process, over the learner's own weights
+    VLLM = "vllm"  # in processes of their own, each a Ray actor
+
+
 class FeedbackStyle(StrEnum):
     """How a tool response is written; see docs/decisions/tool-feedback.md."""
 
@@ -69,7 +76,8 @@ class FeedbackStyle(StrEnum):
 
 OLD_LENGTH = "max_response_chars"  # recipes stored before tool responses were counted in tokens have it
 # Fields that are constants now; a stored recipe that says something else is of an earlier version and stays so.
-RETIRED = {"penalty_floor": 0.05, "warmup_share": 0.04, "drop_at": 1.0}
+RETIRED = {"penalty_floor": 0.05, "warmup_share": 0.04, "drop_at": 1.0, "epochs": 1}
+OLD_PROBLEM_LENGTH = "max_problem_chars"  # of the check 'length', which names it itself now
 
 
 class ToolSettings(Frozen):
@@ -139,7 +147,7 @@ def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
     upgraded = _without_retired(_count_in_tokens(stored))
     stages = stored.get("stages")
     if isinstance(stages, list):
-        newer = [_without_retired(stage) if isinstance(stage, dict) else stage for stage in stages]
+        newer = [_name_length(_without_retired(stage)) if isinstance(stage, dict) else stage for stage in stages]
         if newer != stages:
             upgraded = upgraded | {"stages": newer}
     return upgraded
@@ -152,6 +160,18 @@ def _count_in_tokens(stored: dict[str, Any]) -> dict[str, Any]:
         return stored
     rest = {name: value for name, value in tool.items() if name != OLD_LENGTH}
     return stored | {"tool": rest | {"max_tool_response_tokens": max(32, int(tool[OLD_LENGTH]))}}
+
+
+def _name_length(stage: dict[str, Any]) -> dict[str, Any]:
+    """`stage` itself where it has no length of its own beside its checks."""
+    if OLD_PROBLEM_LENGTH not in stage:
+        return stage
+    rest = {name: value for name, value in stage.items() if name != OLD_PROBLEM_LENGTH}
+    length = stage[OLD_PROBLEM_LENGTH]
+    if length == MAX_PROBLEM_CHARS:
+        return rest
+    checks = rest.get("checks", RULES)
+    return rest | {"checks": [f"{Check.LENGTH.value} {length}" if check == Check.LENGTH else check for check in checks]}
 
 
 def _without_retired(fields: dict[str, Any]) -> dict[str, Any]:
@@ -193,11 +213,11 @@ class CurateStage(Stage):
     more_sources: list[str] = Field(default_factory=list, description="further sources, read as one with the first")
     count: int = Field(2000, ge=1, description="synthetic: problems generated; others: at most that many rows are read")
     held_out: int = Field(64, ge=0, description="problems kept apart for evaluation")
-    max_problem_chars: int = Field(4000, ge=10, description="longer problems are rejected by the check 'length'")
     decontaminate: list[str] = Field(default_factory=list, description="benchmarks whose 8-grams may not occur")
     checks: list[str] = Field(
         default_factory=lambda: list(RULES),
-        description="what a problem has to pass; 'agreement 2 of 16' and 'difficulty 1 to 7 of 8' sample the policy",
+        description="what a problem has to pass; 'length 800' is shorter than the usual 4000 characters; "
+        "'agreement 2 of 16' and 'difficulty 1 to 7 of 8' sample the policy",
     )
     sampling: Sampling = Sampling()
 
@@ -253,7 +273,6 @@ class RlStage(Stage):
         default_factory=dict,
         description="additions, each with its number: dual_clip 3, kl_k1, kl_k2 or kl_k3 0.001, entropy 0.001, tis 2",
     )
-    epochs: int = Field(1, ge=1, description="passes over the kept rollouts of a step")
     mini_batch: int = Field(0, ge=0, description="rollouts an update; 0: all kept ones in one update")
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0: none")
     evaluate_problems: int = Field(64, ge=1, description="held-out problems used on the way")
@@ -306,11 +325,21 @@ class Recipe(Frozen):
     description: str = Field("", max_length=500, description="a sentence for the others")
     seed: int = Field(1, ge=0, lt=2**31, description="every random choice of the run derives from it")
     gpus: int = Field(0, ge=0, description="GPUs the run is laid out for; 0: the CPUs of this machine")
+    engine: EngineKind = Field(
+        EngineKind.TORCH, description="torch: in the trainer's process; vllm: beside it, see engines"
+    )
+    engines: int = Field(1, ge=1, le=1024, description="vLLM engines, each on a CPU or GPU of its own")
     model: str = Field("models/tiny-base", description="a model folder (transformers format) or a checkpoint")
     tool: ToolSettings = ToolSettings()
     forking_share: float = Field(0.2, gt=0, lt=1, description="top share by entropy in a trajectory")
     reflection_window: int = Field(24, ge=1, description="policy tokens after a tool response that may be reflection")
     stages: list[AnyStage] = Field(min_length=1, max_length=12)
+
+    @model_validator(mode="after")
+    def _engines_are_vllm_s(self) -> Self:
+        if self.engines > 1 and self.engine is EngineKind.TORCH:
+            raise ValueError(f"engines: {self.engines} needs engine: vllm; the torch engine is one, in the trainer")
+        return self
 
     @model_validator(mode="after")
     def _stages_are_named_once_and_fed(self) -> Self:

@@ -92,7 +92,7 @@ def _apply_rules(context: RunContext, stage: CurateStage, rows: Sequence[RawRow]
     started = time.monotonic()
     grams = _read_benchmarks(context, stage.decontaminate)
     rules = stage.parsed_checks.rules
-    funnel = curate_rows(rows, rules, max_problem_chars=stage.max_problem_chars, grams=grams)
+    funnel = curate_rows(rows, rules, max_problem_chars=stage.parsed_checks.max_problem_chars, grams=grams)
     took = time.monotonic() - started
     text = f"{stage.name}: the rules kept {len(funnel.accepted)} of {len(rows)} rows in {took:.1f} s"
     context.reporter.log(LogLevel.INFO, text)
@@ -221,7 +221,6 @@ def _make_manifest(stage: CurateStage, sources: Sequence[Source], event: FunnelE
         "version": event.version,
         "sources": [{"name": source.name, "sha256": source.fingerprint} for source in sources],
         "checks": stage.checks,
-        "max_problem_chars": stage.max_problem_chars,
         "decontaminate": stage.decontaminate,
         "funnel": {row.filter: row.left for row in event.rows},
         "train": event.train,

@@ -13,7 +13,8 @@ from contracts.recipe import AnyStage, CurateStage, EvaluateStage, Recipe, RlSta
 from trainer.algorithm.logprobs import CHUNK_LOGITS
 from trainer.analysis.shard import read_report
 from trainer.hard_subset import SCREEN_FACTOR
-from trainer.pipeline import MAX_BATCH, MAX_PROMPT_TOKENS
+from trainer.open_engine import MAX_BATCH
+from trainer.pipeline import MAX_PROMPT_TOKENS
 from trainer.policy.model import MICRO_BATCH_TOKENS
 from trainer.rl import EVALUATION_SAMPLES
 

@@ -57,7 +57,7 @@ def _learning(e: Explanation) -> str:
         if isinstance(stage, RlStage):
             kept = stage.prompts_per_step * stage.group_size
             tokens = kept * e.assumptions.response_share * stage.sampling.max_response_tokens
-            updates = stage.epochs * ceil(kept / (stage.mini_batch or kept))
+            updates = ceil(kept / (stage.mini_batch or kept))
             learned = tokens * (1 - e.assumptions.tool_share)
             rows.append([stage.name, f"{stage.steps:,}", f"{kept:,}", f"{round(learned):,}", f"{updates:,}"])
     headers = ["learning", "steps", "kept rollouts", "their policy tokens", "updates"]

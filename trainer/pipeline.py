@@ -21,6 +21,7 @@ from trainer.curate import run_curate
 from trainer.evaluate import run_evaluate
 from trainer.files import VERSIONS_FILE, done_file, held_out_file, train_file
 from trainer.inputs import list_versions, note_curated
+from trainer.open_engine import open_engine
 from trainer.policy.checkpoint import CheckpointStore, Recovery
 from trainer.policy.model import load_model
 from trainer.policy.optimizer import make_optimizer
@@ -29,13 +30,11 @@ from trainer.reporter import Reporter
 from trainer.rl import run_rl
 from trainer.rollout.agent import Grader, Tool
 from trainer.rollout.chat import Chat, load_tokenizer
-from trainer.rollout.torch_engine import TorchEngine
 from trainer.sampler import Sampler, Stopped
 from trainer.seeds import derive_seed, seed_generators
 from trainer.sft import run_sft
 from trainer.store import Places
 
-MAX_BATCH = 256
 MAX_PROMPT_TOKENS = 512  # room the engine's context leaves for the prompt, beside the longest response
 
 
@@ -82,7 +81,9 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
         (s.sampling.max_response_tokens for s in recipe.stages if _samples(s)),
         default=1024,
     )
-    engine = TorchEngine(model, max_batch=MAX_BATCH, max_context=longest + MAX_PROMPT_TOKENS)
+    engine = open_engine(
+        recipe, model, source, out=places.out, max_context=longest + MAX_PROMPT_TOKENS, reporter=reporter
+    )
     chat = Chat(load_tokenizer(source))
     sampler = Sampler(runner, engine, chat, tool=parts.make_tool(chat), grader=parts.grader)
     context = RunContext(

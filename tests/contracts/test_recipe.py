@@ -111,11 +111,51 @@ def test_a_stored_recipe_of_an_earlier_version_is_upgraded():
 
 
 def test_a_stored_recipe_may_name_what_is_a_constant_now():
-    hard = rl(hard_subset={"samples": 8, "drop_at": 1.0})
+    hard = rl(hard_subset={"samples": 8, "drop_at": 1.0}, epochs=1)
     stored = curated({"kind": "sft", "name": "sft", "warmup_share": 0.04}, hard, penalty_floor=0.05)
     assert recipe.upgrade(stored) == curated({"kind": "sft", "name": "sft"}, rl(hard_subset={"samples": 8}))
     with pytest.raises(ValidationError, match="penalty_floor"):
         Recipe.model_validate(recipe.upgrade(curated(penalty_floor=0.1)))
+
+
+@pytest.mark.parametrize(
+    ("stored", "checks"),
+    [
+        ({"max_problem_chars": 4000}, None),
+        ({"max_problem_chars": 4000, "checks": ["length", "duplicate"]}, ["length", "duplicate"]),
+        ({"max_problem_chars": 800, "checks": ["length", "duplicate"]}, ["length 800", "duplicate"]),
+        ({"max_problem_chars": 800, "checks": ["duplicate"]}, ["duplicate"]),  # it was not asked for
+    ],
+)
+def test_a_stored_length_goes_into_its_check(stored, checks):
+    stage = {"kind": "curate", "name": "curate"}
+    upgraded = recipe.upgrade({"name": "r", "stages": [stage | stored]})
+    assert upgraded["stages"] == [stage | ({"checks": checks} if checks else {})]
+    Recipe.model_validate(upgraded)
+
+
+def test_a_stored_length_without_checks_is_that_of_the_usual_ones():
+    (stage,) = recipe.upgrade({"name": "r", "stages": [{"kind": "curate", "name": "c", "max_problem_chars": 99}]})[
+        "stages"
+    ]
+    parsed = recipe.CurateStage.model_validate(stage).parsed_checks
+    assert parsed.max_problem_chars == 99
+    assert parsed.rules == recipe.CurateStage(name="c").parsed_checks.rules
+
+
+@pytest.mark.parametrize(("text", "chars"), [("length", 4000), ("length 800", 800)])
+def test_the_check_of_the_length_says_how_long(text, chars):
+    assert recipe.CurateStage(name="c", checks=[text]).parsed_checks.max_problem_chars == chars
+
+
+def test_a_run_samples_in_its_own_process_unless_it_says_otherwise():
+    made = Recipe.model_validate(curated(rl()))
+    assert (made.engine, made.engines) == ("torch", 1)
+    assert Recipe.model_validate(curated(rl(), engine="vllm", engines=2)).engines == 2
+    with pytest.raises(ValidationError, match="'torch' or 'vllm'"):
+        Recipe.model_validate(curated(rl(), engine="sglang"))
+    with pytest.raises(ValidationError, match="engines: 2 needs engine: vllm"):
+        Recipe.model_validate(curated(rl(), engines=2))
 
 
 def test_the_defaults_are_the_paper_s():

@@ -39,7 +39,6 @@ RL = {
     "oversample": 6,
     "group_size": 3,
     "learning_rate": 1e-3,
-    "epochs": 2,
     "mini_batch": 4,
     "evaluate_every": 2,
     "evaluate_problems": 2,

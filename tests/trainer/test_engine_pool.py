@@ -122,15 +122,19 @@ class Pool:
         self.count = count
         self.told: list[str] = []
         self.weights = FakeWeights()
+        self.is_closed = False
         self.pool = EnginePool(
-            self.make, count, self.weights, max_context=CONTEXT, vocab_size=VOCABULARY, tell=self.told.append
+            self, count, self.weights, max_context=CONTEXT, vocab_size=VOCABULARY, tell=self.told.append
         )
         self.pool.set_version(1)
 
-    def make(self, number: int) -> FakeEngine:
+    def start(self, number: int) -> FakeEngine:
         options = self.first if len(self.engines) < self.count else {}
         self.engines.append(FakeEngine(number, **options))
         return self.engines[-1]
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def turn(self, first: int = 1, max_tokens: int = 3) -> "asyncio.Task[Generation]":
         return asyncio.ensure_future(self.pool.generate([first, 2], SamplingSpec(max_tokens, 1.0, 0, ())))
@@ -147,7 +151,7 @@ async def test_turns_are_spread_and_come_back() -> None:
     assert [g.ids[0] for g in found] == list(range(1, 9))
     assert [len(engine.turns) for engine in pool.engines] == [4, 4]
     await pool.pool.close()
-    assert pool.weights.is_closed and all(engine.is_dead for engine in pool.engines)
+    assert pool.is_closed and pool.weights.is_closed and all(engine.is_dead for engine in pool.engines)
 
 
 async def test_turns_of_a_dead_engine_are_done_again_and_no_other() -> None:

@@ -59,7 +59,7 @@ def run(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     return TinyRun(folder / request.node.name, monkeypatch, with_calls=True, stages=STAGES)
 
 
-def test_the_reference_run_has_calls_epochs_and_updates(whole: TinyRun) -> None:
+def test_the_reference_run_has_calls_and_updates(whole: TinyRun) -> None:
     steps = [set(ids) for stage, _, ids in whole.prompts() if stage == 2]
     epoch, later = set.union(*steps[:STEPS_AN_EPOCH]), set.union(*steps[STEPS_AN_EPOCH:])
     assert len(epoch) == 2 * STEPS_AN_EPOCH

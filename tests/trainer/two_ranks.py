@@ -19,7 +19,7 @@ from trainer.policy.sharded import ShardedLearner
 ROOT = Path(__file__).parents[2]
 RECOMPUTED = Layout("cpu", torch.float32, recompute=True)
 # Seven rollouts in mini-batches of 3, 3 and 1: in the last one a rank has nothing to do but to take part.
-STAGE = RlStage(name="rl", mini_batch=3, epochs=2, loss_terms={"kl_k3": 0.1, "entropy": 0.01, "tis": 1.1})
+STAGE = RlStage(name="rl", mini_batch=3, loss_terms={"kl_k3": 0.1, "entropy": 0.01, "tis": 1.1})
 SINGLE = RlStage(name="rl")
 RATE = 1e-2
 

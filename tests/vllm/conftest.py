@@ -40,7 +40,7 @@ class Engines:
         self.runner = asyncio.Runner()
         self.weights = SharedWeights(self.model, "test", folder)
         self.pool = EnginePool(
-            host.start, count, self.weights, max_context=CONTEXT, vocab_size=self.vocabulary, tell=self.told.append
+            host, count, self.weights, max_context=CONTEXT, vocab_size=self.vocabulary, tell=self.told.append
         )
         self.version = 0
         self.publish()
@@ -76,7 +76,6 @@ def all_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     finally:
         engines.run(engines.pool.close())
         engines.runner.close()
-        host.close()
 
 
 @pytest.fixture

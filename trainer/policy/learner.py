@@ -78,21 +78,20 @@ def learn(
     seed: int,
     reference: Qwen3ForCausalLM | None = None,
 ) -> LearnReport:
-    """`stage.epochs` passes in mini-batches. The ratio's denominator is the trainer's own log-probability
+    """One pass in mini-batches. The ratio's denominator is the trainer's own log-probability
     before the first update, so that numerical noise of the engine is measured but never learned from, unless
     the recipe weighs by it (TIS). `reference`: the policy that a KL term holds on to."""
     size, ranks = stage.mini_batch or len(samples), ranks_of(model)
-    is_single = stage.epochs == 1 and size >= len(samples)
+    is_single = size >= len(samples)
     fixed = fix_logprobs(model, samples, stage=stage, reference=reference, with_old=not is_single)
     order = np.random.default_rng(seed)
     norms, totals = [], []
-    for _ in range(stage.epochs):
-        permuted = [int(i) for i in order.permutation(len(samples))]
-        for start in range(0, len(permuted), size):
-            update = sorted(permuted[start : start + size])
-            shares = accumulate_gradients(model, samples, fixed, update=update, stage=stage)
-            totals.append(_add_up(shares, ranks))
-            norms.append(apply_update(optimizer, model.parameters(), rate))
+    permuted = [int(i) for i in order.permutation(len(samples))]
+    for start in range(0, len(permuted), size):
+        update = sorted(permuted[start : start + size])
+        shares = accumulate_gradients(model, samples, fixed, update=update, stage=stage)
+        totals.append(_add_up(shares, ranks))
+        norms.append(apply_update(optimizer, model.parameters(), rate))
     old = torch.cat(_complete(fixed.old, samples, ranks))
     tokens = max(1.0, sum(of_update.tokens for of_update in totals))
     return LearnReport(

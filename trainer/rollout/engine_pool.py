@@ -21,7 +21,7 @@ from trainer.rollout.engine import (
     SamplingSpec,
     check_request,
 )
-from trainer.rollout.remote import RemoteEngine
+from trainer.rollout.remote import Host, RemoteEngine
 from trainer.rollout.weights import Snapshot, Weights
 
 MAX_TRIES = 4  # of one turn, each under an engine that died: then the turn itself is what kills them
@@ -52,13 +52,13 @@ class _Slot:
 
 
 class EnginePool:
-    """`make_engine(number)` starts one and returns at once; `tell` gets a line for each loss and each return."""
+    """Owns its host and the source of its weights. `tell` gets a line for each loss."""
 
     entropy_kind = EntropyKind.TOPK_BOUND
 
     def __init__(
         self,
-        make_engine: Callable[[int], RemoteEngine],
+        host: Host,
         count: int,
         weights: Weights,
         *,
@@ -68,13 +68,13 @@ class EnginePool:
     ) -> None:
         self.max_context = max_context
         self.policy_version = 0
-        self._make_engine = make_engine
+        self._host = host
         self._weights = weights
         self._vocab_size = vocab_size
         self._tell = tell
         self._snapshot: Snapshot | None = None
         self._fault: Exception | None = None
-        self._slots = [_Slot(number, make_engine(number)) for number in range(count)]
+        self._slots = [_Slot(number, host.start(number)) for number in range(count)]
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()  # one update at a time
         self._changed = asyncio.Event()
@@ -129,6 +129,7 @@ class EnginePool:
         for slot in self._slots:
             slot.engine.kill()
         self._weights.close()
+        self._host.close()
 
     async def _generate_on(
         self, engine: RemoteEngine, ids: Sequence[int], spec: SamplingSpec, live: "_Live | None"
@@ -255,7 +256,7 @@ class EnginePool:
             self._notify()
             return
         self._tell(f"{slot.name} is gone with {slot.pending} turns, which others take over: {why[:500]}")
-        slot.engine = self._make_engine(slot.number)
+        slot.engine = self._host.start(slot.number)
         self._spawn(self._bring_up(slot, slot.engine))
 
     async def _look_after(self) -> None:

@@ -47,6 +47,16 @@ class NewTokens:
     entropies: list[float]
 
 
+class Host(Protocol):
+    """Starts engines, and has a place for each."""
+
+    def start(self, number: int) -> "RemoteEngine":
+        """A new engine in place `number`; returns at once, `facts` answers when it is up."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class RemoteEngine(Protocol):
     """An engine in a process of its own. Every call raises EngineDead when that process is gone, and EngineError
     for a request that can never be generated; a call that is cancelled is cancelled there too."""

@@ -1,0 +1,37 @@
+"""The engine a recipe asks for: in this process, or vLLM's in processes of their own."""
+
+import hashlib
+from pathlib import Path
+
+from transformers import Qwen3ForCausalLM
+
+from contracts.events import LogLevel
+from contracts.recipe import EngineKind, Recipe
+from trainer.cluster import EngineHost
+from trainer.reporter import Reporter
+from trainer.rollout.engine_pool import EnginePool
+from trainer.rollout.remote import EngineSettings
+from trainer.rollout.torch_engine import TorchEngine
+from trainer.rollout.weights import SharedWeights
+from trainer.sampler import OwnEngine
+
+MAX_BATCH = 256
+
+
+def open_engine(
+    recipe: Recipe, model: Qwen3ForCausalLM, source: Path, *, out: Path, max_context: int, reporter: Reporter
+) -> OwnEngine:
+    """An engine over the weights of `model`, read from folder `source`. EnginesUnavailable where vLLM cannot be had."""
+    if recipe.engine is EngineKind.TORCH:
+        return TorchEngine(model, max_batch=MAX_BATCH, max_context=max_context)
+    context = min(max_context, int(model.config.max_position_embeddings))
+    host = EngineHost(recipe.engines, EngineSettings(str(source), context, max_running=MAX_BATCH))
+    name = hashlib.sha256(str(out).encode()).hexdigest()[:16]
+    return EnginePool(
+        host,
+        recipe.engines,
+        SharedWeights(model, name, out),
+        max_context=context,
+        vocab_size=int(model.config.vocab_size),
+        tell=lambda text: reporter.log(LogLevel.WARNING, text),
+    )
