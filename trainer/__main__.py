@@ -1,4 +1,4 @@
-"""The command line: `python -m trainer run RECIPE --out DIR`, `analyse SHARD`, `explain RECIPE`, `doctor`."""
+"""The command line: `python -m trainer run RECIPE --out DIR`; `analyse`, `explain`, `simulate-scheduler` report."""
 
 import argparse
 import asyncio
@@ -28,6 +28,16 @@ from trainer.refusal import RunRefused, check_recipe
 from trainer.reporter import Reporter
 from trainer.reward.pool import GraderPool
 from trainer.rollout.python_tool import PythonTool
+from trainer.rollout.scheduler_grid import (
+    KV_TOKENS,
+    TOOL_S,
+    Grid,
+    format_table,
+    run_grid,
+    run_timeline,
+    write_grid,
+    write_timeline,
+)
 from trainer.store import Places, ShardError
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -86,7 +96,26 @@ def _explain(options: argparse.Namespace) -> str:
     return format_explanation(explain(recipe, shape, read_assumptions(options.assume, options.shard)))
 
 
-_REPORTS: dict[str, Callable[[argparse.Namespace], str]] = {"analyse": _analyse, "explain": _explain}
+def _simulate_scheduler(options: argparse.Namespace) -> str:
+    grid = Grid(tuple(options.engines), tuple(options.kv), tuple(options.tool_s), options.seeds)
+    rows = []
+    for row in run_grid(grid):
+        rows.append(row)
+        sys.stderr.write(
+            f"{row.engines} engines, KV {row.kv}, tool {row.tool_s:g} s, {row.policy}: {row.seconds:.0f} s\n"
+        )
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_grid(rows, options.out / "grid.csv")
+        write_timeline(run_timeline(*next(grid.cells())[1:]), options.out / "timeline.json")
+    return format_table(rows)
+
+
+_REPORTS: dict[str, Callable[[argparse.Namespace], str]] = {
+    "analyse": _analyse,
+    "explain": _explain,
+    "simulate-scheduler": _simulate_scheduler,
+}
 
 
 def _run(recipe: Recipe, places: Places) -> Outcome:
@@ -171,6 +200,12 @@ def _add_reports(commands: Any) -> None:
     explained.add_argument(
         "--assume", action="append", default=[], metavar="NAME=VALUE", help="another value of a named assumption"
     )
+    simulated = commands.add_parser("simulate-scheduler", help="rollout scheduling in virtual time: ours and others")
+    simulated.add_argument("--engines", type=_positive, nargs="+", default=[8, 64])
+    simulated.add_argument("--kv", nargs="+", choices=list(KV_TOKENS), default=list(KV_TOKENS))
+    simulated.add_argument("--tool-s", type=float, nargs="+", default=list(TOOL_S), help="mean latency of a tool call")
+    simulated.add_argument("--seeds", type=_positive, default=3)
+    simulated.add_argument("--out", type=Path, help="folder for grid.csv, and timeline.json of the first cell")
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = (), seed: int | None = None, command: str = "run") -> Recipe:
