@@ -146,6 +146,63 @@ class TokenReport(Frozen):
     windows: dict[TokenWindow, WindowReport] = Field(default_factory=dict)
 
 
+class SpanKind(StrEnum):
+    """What was going on in a part of a step."""
+
+    QUEUE = "queue"  # a turn waits for an engine
+    GENERATE = "generate"
+    TOOL = "tool"
+    GRADE = "grade"
+    SCORE = "score"  # entropies and log-probabilities by the learner
+    LEARN = "learn"
+    SYNC = "sync"  # new weights to the engines
+    EVALUATE = "evaluate"
+    SAVE = "save"
+
+
+class Span(Frozen):
+    """Seconds since the step began."""
+
+    kind: SpanKind
+    start_s: float
+    end_s: float
+
+
+class RolloutSpans(Frozen):
+    prompt_id: str
+    sample: int
+    spans: list[Span]
+
+
+class EngineLine(Frozen):
+    """One engine over a step, a value for each bin of time; KV in tokens, the others in requests."""
+
+    name: str
+    kv_capacity: int
+    kv_used: list[float]
+    running: list[float]
+    waiting: list[float]
+    preemptions: int = Field(description="in the step")
+    tokens: int = Field(description="generated in the step")
+
+
+class StepTimeline(Frozen):
+    """Where the time of one RL step went: its phases, what was in flight, its engines, its slowest rollouts.
+
+    `in_flight` and the engines' lists have `bins` values each, means over `seconds / bins`.
+    """
+
+    kind: Literal["step_timeline"] = "step_timeline"
+    stage: int
+    step: int
+    seconds: float
+    bins: int
+    phases: list[Span]
+    in_flight: dict[SpanKind, list[float]]
+    engines: list[EngineLine] = Field(default_factory=list, max_length=128)
+    slowest: list[RolloutSpans] = Field(default_factory=list, max_length=32)
+
+
 class FunnelRow(Frozen):
     """One filter of the curation: what came in, what went out, and examples of what it refused."""
 
@@ -244,6 +301,7 @@ Payload = Annotated[
     | Metrics
     | Trajectories
     | TokenReport
+    | StepTimeline
     | Funnel
     | EvaluationFinished
     | CheckpointWritten

@@ -83,10 +83,21 @@ _ALL = (
     Metric("time/step_s", "s", "wall time of the step"),
     Metric("time/generate_s", "s", "of it generation and tool calls"),
     Metric("time/learn_s", "s", "of it log-probabilities and updates"),
+    Metric("time/grade_s", "s", "of generation, time in which an answer was being graded"),
+    Metric("time/tool_s", "s", "of generation, time in which a tool call was in flight"),
+    Metric("time/sync_s", "s", "new weights to the engines"),
+    Metric(
+        "engine/kv_use_mean", "", "used / all KV tokens of the engines while rollouts were generated, mean over time"
+    ),
+    Metric("engine/kv_use_max", "", "the same of the fullest engine at its fullest"),
+    Metric("engine/running_mean", "requests", "requests an engine works on at once, mean over time and engines"),
+    Metric("engine/waiting_mean", "requests", "requests that wait in an engine or before all, mean over time, in all"),
+    Metric("engine/preemptions", "requests", "requests that lost their KV cache and were computed again"),
     Metric("time/tokens_per_s", "tokens/s", "policy tokens generated per second of generation"),
 )
 
 METRICS: dict[str, Metric] = {m.name: m for m in _ALL}
 
-# What a resumed or repeated run does not reproduce: clock readings. Everything else it does, bit for bit.
-TIME_METRICS = frozenset(m.name for m in _ALL if m.unit in ("s", "ms", "tokens/s"))
+# What a resumed or repeated run does not reproduce: readings of the clock, and of engines at moments of the clock.
+# Everything else it does, bit for bit.
+TIME_METRICS = frozenset(m.name for m in _ALL if m.unit in ("s", "ms", "tokens/s") or m.name.startswith("engine/"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import Qwen3ForCausalLM
 
-from contracts.events import LogLevel
+from contracts.events import LogLevel, SpanKind
 from contracts.recipe import Overlong, RlStage, Sampling
 from contracts.trajectory import Decision
 from trainer.algorithm.advantage import compute_advantages
@@ -71,23 +71,29 @@ def run_rl(context: RunContext, index: int, stage: RlStage) -> None:
         step = first + stage_step - 1
         context.reporter.doing = f"{stage.name}: step {step}"
         started = time.monotonic()
+        timeline = context.sampler.timeline
+        timeline.begin()
         prompts = pick_prompts(problems, stage.prompts_per_step, stage_step, derive_seed(context.recipe.seed, index))
-        groups = _collect_groups(context, index, stage, step=step, prompts=prompts, problems=problems)
+        with timeline.phase(SpanKind.GENERATE):
+            groups = _collect_groups(context, index, stage, step=step, prompts=prompts, problems=problems)
         generated = time.monotonic()
         trajectories = [rollout.trajectory for group in groups for rollout in group]
-        fill_entropies(context.policy.model, trajectories, stage.sampling.temperature)
+        with timeline.phase(SpanKind.SCORE):
+            fill_entropies(context.policy.model, trajectories, stage.sampling.temperature)
         give_advantages(groups, stage)
         rate = warmup_rate(stage.learning_rate, stage_step, stage.warmup_steps)
         seed = derive_seed(context.recipe.seed, "learn", index, step)
-        report = _learn(context, stage, groups, rate=rate, seed=seed, reference=reference)
+        with timeline.phase(SpanKind.LEARN):
+            report = _learn(context, stage, groups, rate=rate, seed=seed, reference=reference)
         learned = time.monotonic()
         values = measure_rollouts(trajectories) | {"refill/groups": float(len(groups) - len(prompts))}
         values |= measure_ledger([[(r.trajectory, r.line) for r in group] for group in groups])
         values |= measure_learning(report, rate) if report else {"policy/lr": rate}
         values |= _store(context, index, stage, step=step, rollouts=[r for group in groups for r in group])
         seconds = {"step": time.monotonic() - started, "generate": generated - started, "learn": learned - generated}
-        values |= measure_time(seconds, sum(sum(t.mask) for t in trajectories))
+        values |= measure_time(seconds, sum(sum(t.mask) for t in trajectories)) | timeline.metrics()
         context.reporter.metrics(index, step, values)
+        context.reporter.emit(timeline.report(index, step))
         context.reporter.log(LogLevel.INFO, _describe(stage.name, step, values))
         if stage.evaluate_every and stage_step % stage.evaluate_every == 0:
             _evaluate(context, index, stage, step=step)

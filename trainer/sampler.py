@@ -13,8 +13,10 @@ from trainer.rollout.chat import Chat
 from trainer.rollout.collect import Watch, collect
 from trainer.rollout.engine import Engine
 from trainer.rollout.trajectory import Trajectory
+from trainer.timeline import TimedEngine, TimedGrader, TimedTool, Timeline
 
 MAX_LIVE_TOKENS = 512
+ENGINE_NAME = "engine 0"
 _T = TypeVar("_T")
 
 
@@ -40,6 +42,7 @@ class Sampler:
         self._tool = tool
         self._grader = grader
         self._outages = OutageWatch()
+        self.timeline = Timeline()
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         return self._runner.run(coroutine)
@@ -49,17 +52,27 @@ class Sampler:
     ) -> list[Trajectory]:
         """One graded trajectory a request, in order. Raises Stopped when a stop was asked for meanwhile,
         InfrastructureDown when most of an occasion have no grade."""
-        rollouts = Rollouts(self.engine, self.chat, self._tool, self._grader, sampling)
+        rollouts = Rollouts(
+            TimedEngine(self.engine, ENGINE_NAME, self.timeline),
+            self.chat,
+            TimedTool(self._tool, self.timeline),
+            TimedGrader(self._grader, self.timeline),
+            sampling,
+        )
         watch = Watch(
             on_progress=_Progress(reporter, occasion),
             on_live=lambda live: _forward(live, reporter, occasion),
             should_stop=lambda: reporter.should_stop,
         )
-        trajectories = self._runner.run(collect(requests, rollouts, watch))
+        trajectories = self._runner.run(self._collect(requests, rollouts, watch))
         if reporter.should_stop:
             raise Stopped
         self._outages.check(trajectories, occasion)
         return trajectories
+
+    async def _collect(self, requests: Sequence[RolloutRequest], rollouts: Rollouts, watch: Watch) -> list[Trajectory]:
+        async with self.timeline.watching(lambda: {ENGINE_NAME: self.engine.load()}):
+            return await collect(requests, rollouts, watch)
 
 
 class _Progress:

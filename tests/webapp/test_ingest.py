@@ -12,7 +12,7 @@ from webapp.ingest.journal import take_in_journal
 from webapp.ingest.seen import TooManyGaps, add_seen, has_seen
 from webapp.runs.actions import create_run, request_stop, resume_run
 from webapp.runs.attempts import run_folder
-from webapp.runs.models import Attempt, Checkpoint, LogLine, MetricPoint, Run, RunState, TokenReportRow
+from webapp.runs.models import Attempt, Checkpoint, LogLine, MetricPoint, Run, RunState, TimelineRow, TokenReportRow
 
 pytestmark = pytest.mark.django_db
 
@@ -213,9 +213,16 @@ def test_a_rejected_event_may_come_again_corrected(driver: Driver) -> None:
 def test_hostile_strings_are_stored_safely(driver: Driver, text: str) -> None:
     assert driver.answers(driver.event(kind="log", level="error", text=text)) == ["accepted"]
     assert driver.answers(driver.event(kind="token_report", **_token_report(text))) == ["accepted"]
+    assert driver.answers(driver.event(kind="step_timeline", **_timeline(text))) == ["accepted"]
     safe = "".join("\ufffd" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in text)
     assert LogLine.objects.get().text == safe
     assert TokenReportRow.objects.get().report["top_forking"][0]["text"] == safe
+    assert TimelineRow.objects.get().report["slowest"][0]["prompt_id"] == safe
+
+
+def _timeline(text: str) -> dict[str, Any]:
+    slowest = [{"prompt_id": text, "sample": 0, "spans": []}]
+    return {"stage": 2, "step": 1, "seconds": 1.0, "bins": 1, "phases": [], "in_flight": {}, "slowest": slowest}
 
 
 def _token_report(text: str) -> dict[str, Any]:

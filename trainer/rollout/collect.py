@@ -9,6 +9,7 @@ from contracts.trajectory import StopReason
 from trainer.reward.answer import extract_answer
 from trainer.rollout.agent import OnLive, RolloutRequest, Rollouts, run_trajectory
 from trainer.rollout.trajectory import Trajectory
+from trainer.timeline import ROLLOUT
 
 POLL_S = 0.2
 
@@ -39,6 +40,7 @@ async def collect(
 
     async def run_one(request: RolloutRequest) -> Trajectory:
         nonlocal ended
+        ROLLOUT.set((request.problem.id, request.sample))
         async with slots:
             trajectory = await run_trajectory(request, rollouts, watch.on_live)
             await grade(trajectory, rollouts)

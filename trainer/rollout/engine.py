@@ -88,8 +88,10 @@ class Engine(Protocol):
     """Two implementations: `torch_engine` in process, `engine_pool` over vLLM in actors; fakes live in tests."""
 
     max_context: int
-    policy_version: int
     entropy_kind: EntropyKind  # of what `generate` returns and `on_tokens` is given
+
+    @property
+    def policy_version(self) -> int: ...
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
         """Continue `ids`. `on_tokens` gets newly sampled ids with their entropies now and then (live view)."""

@@ -9,12 +9,12 @@ from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
-from contracts.events import CheckpointWritten, Event, Log, Metrics, RunStarted, TokenReport
+from contracts.events import CheckpointWritten, Event, Log, Metrics, RunStarted, StepTimeline, TokenReport
 from webapp.runs.models import Checkpoint, LogLine, Run
 
 MAX_LOG_CHARS = 65_536
 _PLACED_BY_STEP = (
-    *("runs.MetricPoint", "runs.TokenReportRow", "runs.Checkpoint"),
+    *("runs.MetricPoint", "runs.TokenReportRow", "runs.TimelineRow", "runs.Checkpoint"),
     *("trajectories.Trajectory", "benchmarks.Evaluation"),
 )
 
@@ -65,25 +65,30 @@ def write_logs(run: Run, events: Sequence[Event], revision: int) -> None:
     LogLine.objects.bulk_create(rows, ignore_conflicts=True)
 
 
-def write_token_reports(run: Run, events: Sequence[Event], revision: int) -> None:
-    newest: dict[tuple[int, int], Event] = {}
-    for event in sorted(events, key=lambda e: (e.attempt, e.seq)):
-        assert isinstance(event.payload, TokenReport)  # noqa: S101
-        newest[event.payload.stage, event.payload.step] = event
-    now = timezone.now()
-    with connection.cursor() as cursor:
-        cursor.executemany(
-            """
-            INSERT INTO runs_tokenreportrow (run_id, attempt, stage, step, report, created_at)
-            VALUES (%s, %s, %s, %s, %s, %s)
-            ON CONFLICT (run_id, stage, step) DO UPDATE SET report = excluded.report, attempt = excluded.attempt
-            WHERE runs_tokenreportrow.attempt <= excluded.attempt
-            """,
-            [
-                [run.pk, e.attempt, stage, step, json.dumps(e.payload.model_dump(mode="json")), now]
-                for (stage, step), e in newest.items()
-            ],
-        )
+def _write_step_reports(table: str) -> Writer:
+    """A writer of events that report on one step each, whole, into the column `report` of the table."""
+
+    def write(run: Run, events: Sequence[Event], revision: int) -> None:
+        newest: dict[tuple[int, int], Event] = {}
+        for event in sorted(events, key=lambda e: (e.attempt, e.seq)):
+            assert isinstance(event.payload, TokenReport | StepTimeline)  # noqa: S101
+            newest[event.payload.stage, event.payload.step] = event
+        now = timezone.now()
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                f"""
+                INSERT INTO {table} (run_id, attempt, stage, step, report, created_at)
+                VALUES (%s, %s, %s, %s, %s, %s)
+                ON CONFLICT (run_id, stage, step) DO UPDATE SET report = excluded.report, attempt = excluded.attempt
+                WHERE {table}.attempt <= excluded.attempt
+                """,  # noqa: S608 - the name is one of ours
+                [
+                    [run.pk, e.attempt, stage, step, json.dumps(e.payload.model_dump(mode="json")), now]
+                    for (stage, step), e in newest.items()
+                ],
+            )
+
+    return write
 
 
 def write_checkpoints(run: Run, events: Sequence[Event], revision: int) -> None:
@@ -144,7 +149,8 @@ WRITERS: dict[str, Writer] = {
     "run_started": drop_superseded,
     "metrics": write_metrics,
     "log": write_logs,
-    "token_report": write_token_reports,
+    "token_report": _write_step_reports("runs_tokenreportrow"),
+    "step_timeline": _write_step_reports("runs_timelinerow"),
     "checkpoint_written": write_checkpoints,
     "trajectories": _through("webapp.trajectories.actions", "record_trajectories"),
     "evaluation_finished": _through("webapp.benchmarks.actions", "record_evaluation"),
@@ -156,6 +162,7 @@ DIRTY: dict[str, str] = {
     "metrics": "metrics",
     "log": "logs",
     "token_report": "tokens",
+    "step_timeline": "timeline",
     "checkpoint_written": "checkpoints",
     "trajectories": "trajectories",
     "evaluation_finished": "evaluations",

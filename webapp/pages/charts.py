@@ -200,9 +200,61 @@ CHARTS = (
         (
             Series("time/generate_s", "generate and tool calls"),
             Series("time/learn_s", "learn", "violet"),
+            Series("time/sync_s", "weight sync", "ink"),
         ),
         unit="s",
         stacked=True,
+        tabs=("overview", "timeline"),
+    ),
+    Chart(
+        "speed",
+        "Generation speed",
+        "Are the engines busy? policy tokens per second of generation",
+        (Series("time/tokens_per_s", "tokens/s"),),
+        unit="tokens/s",
+        tabs=("timeline",),
+    ),
+    Chart(
+        "within",
+        "Within generation",
+        "Do tools or grades hold it up? seconds with at least one in flight",
+        (
+            Series("time/generate_s", "generation"),
+            Series("time/tool_s", "a tool call", "warn"),
+            Series("time/grade_s", "a grade", "ok"),
+        ),
+        unit="s",
+        tabs=("timeline",),
+    ),
+    Chart(
+        "kv",
+        "KV cache",
+        "Is it full? used of all KV tokens, %",
+        (
+            Series("engine/kv_use_mean", "mean"),
+            Series("engine/kv_use_max", "fullest engine", "warn", dash="dot"),
+        ),
+        share=True,
+        tabs=("timeline",),
+    ),
+    Chart(
+        "requests",
+        "Requests in the engines",
+        "Is work spread? requests at once, means over the generation",
+        (
+            Series("engine/running_mean", "running, an engine"),
+            Series("engine/waiting_mean", "waiting, in all", "bad"),
+        ),
+        unit="requests",
+        tabs=("timeline",),
+    ),
+    Chart(
+        "preemptions",
+        "Preemptions",
+        "Is KV promised twice? requests computed again, a step",
+        (Series("engine/preemptions", "preempted", "bad"),),
+        unit="requests",
+        tabs=("timeline",),
     ),
 )
 

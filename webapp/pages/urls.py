@@ -1,6 +1,6 @@
 from django.urls import path
 
-from webapp.pages import views, views_curation, views_launch, views_run
+from webapp.pages import views, views_curation, views_launch, views_run, views_timeline
 
 app_name = "pages"
 
@@ -23,6 +23,7 @@ urlpatterns = [
     ),
     path("runs/<uuid:run_id>/steps/", views_run.steps, name="run_steps"),
     path("runs/<uuid:run_id>/tokens/", views_run.tokens, name="run_tokens"),
+    path("runs/<uuid:run_id>/timeline/", views_timeline.timeline, name="run_timeline"),
     path("runs/<uuid:run_id>/logs/", views_run.logs, name="run_logs"),
     path("runs/<uuid:run_id>/recipe/", views_run.recipe, name="run_recipe"),
     path("runs/<uuid:run_id>/checkpoints/", views_run.checkpoints, name="run_checkpoints"),

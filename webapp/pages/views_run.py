@@ -33,19 +33,22 @@ TABS = (
     ("curation", "Curation", "pages:run_curation"),
     ("steps", "Steps", "pages:run_steps"),
     ("tokens", "Tokens", "pages:run_tokens"),
+    ("timeline", "Timeline", "pages:run_timeline"),
     ("logs", "Logs", "pages:run_logs"),
     ("recipe", "Recipe", "pages:run_recipe"),
     ("checkpoints", "Checkpoints", "pages:run_checkpoints"),
     ("events", "Events", "pages:run_events"),
 )
 
+TAB_OF_STAGE = {"curation": "curate", "timeline": "rl"}
+
 
 def run_context(request: HttpRequest, run: Run, tab: str) -> dict[str, Any]:
-    """What every page of a run shows. Only a run that curates has the tab for it."""
+    """What every page of a run shows. Tabs of stages that a run does not have are left out."""
     may_change = has_role(request.user, run.project, Role.OPERATOR)
     state = run.run_state
-    is_curating = "curate" in _stage_kinds(run)
-    tabs = [tab for tab in TABS if tab[0] != "curation" or is_curating]
+    kinds = _stage_kinds(run)
+    tabs = [one for one in TABS if TAB_OF_STAGE.get(one[0]) in (None, *kinds)]
     return {
         "run": run,
         "project": run.project,
@@ -60,7 +63,8 @@ def run_context(request: HttpRequest, run: Run, tab: str) -> dict[str, Any]:
     }
 
 
-def _render(request: HttpRequest, template: str, run: Run, tab: str, **more: Any) -> HttpResponse:
+def render_run(request: HttpRequest, template: str, run: Run, tab: str, **more: Any) -> HttpResponse:
+    """A page of the run with what all of them show."""
     return render(request, template, {**run_context(request, run, tab), **more})
 
 
@@ -89,7 +93,7 @@ def _now(run: Run) -> dict[str, Any]:
     }
 
 
-def _charts(run: Run, tab: str) -> dict[str, Any]:
+def charts_context(run: Run, tab: str) -> dict[str, Any]:
     """What a template with charts needs: the charts, and the data `charts.js` draws them from."""
     revision, points = queries.points(run, since=-1)
     charts = charts_of(_stage_kinds(run), tab)
@@ -101,8 +105,13 @@ def _charts(run: Run, tab: str) -> dict[str, Any]:
 @require_GET
 def overview(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
-    parts = {**_now(run), **_charts(run, "overview"), "funnels": funnels_for_run(run), "has_rollouts": _samples(run)}
-    return _render(request, "pages/run_overview.html", run, "overview", **parts)
+    parts = {
+        **_now(run),
+        **charts_context(run, "overview"),
+        "funnels": funnels_for_run(run),
+        "has_rollouts": _samples(run),
+    }
+    return render_run(request, "pages/run_overview.html", run, "overview", **parts)
 
 
 @login_required
@@ -145,7 +154,7 @@ def steps(request: HttpRequest, run_id: UUID) -> HttpResponse:
         row["url"] = _step_url(run, row["step"])
         row["stage_name"] = run.stages[row["stage"]]["name"] if row["stage"] < len(run.stages) else ""
     older = rows[-1]["step"] if len(rows) == queries.PAGE_SIZE else None
-    return _render(request, "pages/run_steps.html", run, "steps", rows=rows, older=older)
+    return render_run(request, "pages/run_steps.html", run, "steps", rows=rows, older=older)
 
 
 def _step_url(run: Run, step: int) -> str:
@@ -165,12 +174,12 @@ def tokens(request: HttpRequest, run_id: UUID) -> HttpResponse:
     step = int(asked) if asked.isdigit() and int(asked) in numbers else (numbers[-1] if numbers else None)
     row = reports.filter(step=step).last() if step is not None else None
     at = numbers.index(step) if step is not None else 0
-    return _render(
+    return render_run(
         request,
         "pages/run_tokens.html",
         run,
         "tokens",
-        **_charts(run, "tokens"),
+        **charts_context(run, "tokens"),
         report=row.report if row else None,
         step=step,
         classes=_classes(row.report) if row else [],
@@ -219,7 +228,7 @@ def logs(request: HttpRequest, run_id: UUID) -> HttpResponse:
     cut = {k: int(get[k]) for k in ("after", "before") if get.get(k, "").isdigit() and len(get[k]) < 19}
     page = queries.log_page(run, level=level, text=text, after=cut.get("after"), before=cut.get("before"))
     template = "pages/_log_lines.html" if "after" in cut else "pages/run_logs.html"
-    return _render(request, template, run, "logs", page=page, level=level, text=text, levels=queries.LOG_LEVELS)
+    return render_run(request, template, run, "logs", page=page, level=level, text=text, levels=queries.LOG_LEVELS)
 
 
 @login_required
@@ -228,7 +237,7 @@ def recipe(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
     resolved = recipe_form.ordered(run.recipe)
     before = recipe_form.ordered(run.parent.recipe) if run.parent else None
-    return _render(
+    return render_run(
         request,
         "pages/run_recipe.html",
         run,
@@ -243,14 +252,14 @@ def recipe(request: HttpRequest, run_id: UUID) -> HttpResponse:
 def checkpoints(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
     found = [(c, launching.artifact_path(c)) for c in run.checkpoints.order_by("-stage", "-step", "-created_at")[:300]]
-    return _render(request, "pages/run_checkpoints.html", run, "checkpoints", checkpoints=found)
+    return render_run(request, "pages/run_checkpoints.html", run, "checkpoints", checkpoints=found)
 
 
 @login_required
 @require_GET
 def events(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
-    return _render(
+    return render_run(
         request,
         "pages/run_events.html",
         run,

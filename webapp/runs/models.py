@@ -222,6 +222,23 @@ class TokenReportRow(models.Model):
         return f"tokens of step {self.step}"
 
 
+class TimelineRow(models.Model):
+    """`contracts.events.StepTimeline` of one step; the newest attempt's stands."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="+", db_index=False)
+    attempt = models.PositiveIntegerField()
+    stage = models.SmallIntegerField()
+    step = models.IntegerField()
+    report = models.JSONField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "stage", "step"], name="timeline_once")]
+
+    def __str__(self) -> str:
+        return f"timeline of step {self.step}"
+
+
 class Checkpoint(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints", db_index=False)
