@@ -1,29 +1,25 @@
 """Rows as they came: JSON lines, CSV, Parquet, folders of them, Hugging Face data sets. Every row that cannot be
 read stays, with its place and what is wrong; only a file that cannot be opened at all ends the run."""
 
-import csv
 import hashlib
-import io
-import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import httpx
 
+from contracts.rows import Fault, FileRow, HeaderError, read_csv, read_json_lines
 from trainer.store import iterate_rows
 
 HUB = "hf:"
 _HUB_NAME = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<config>[\w.-]+))?(?::(?P<split>[\w.+\[\]%-]+))?")
-MAX_CELL_CHARS = 1 << 24
-MAX_INT_DIGITS = 4000  # what Python converts without being told to
+MAX_LINE_BYTES = MAX_CELL_CHARS = 1 << 24
 PROBLEM_FIELDS = ("problem", "question", "prompt")
 ANSWER_FIELDS = ("answer", "expected_answer", "ground_truth", "solution")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class DataError(Exception):
@@ -97,7 +93,7 @@ def read_rows(path: Path) -> Iterator[RawRow]:
             yield from _read_json(path)
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> BufferedReader:
     try:
         return path.open("rb")
     except OSError as error:
@@ -106,80 +102,32 @@ def _open(path: Path) -> BinaryIO:
 
 def _read_json(path: Path) -> Iterator[RawRow]:
     with _open(path) as stream:
-        for number, line in enumerate(stream, start=1):
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if number == 1 and line.lstrip()[:1] == b"[" and path.suffix.lower() == ".json":
-                raise DataError(f"{path} is one JSON list: write one JSON object a line instead (JSON lines)")
-            if line.strip():
-                yield _json_row(number, line)
-
-
-def _json_row(number: int, line: bytes) -> RawRow:
-    text = line.decode("utf-8", "replace").rstrip("\r\n")
-    try:
-        value = json.loads(line.rstrip(), parse_int=_parse_int, parse_float=_parse_float)
-    except UnicodeDecodeError as error:
-        return RawRow(number, {}, f"not UTF-8: byte {error.start} of the line", text)
-    except json.JSONDecodeError as error:
-        return RawRow(number, {}, f"not valid JSON: {error.msg} at character {error.pos + 1}", text)
-    except (ValueError, RecursionError) as error:
-        return RawRow(number, {}, f"not valid JSON: {error}", text)
-    if not isinstance(value, dict):
-        return RawRow(number, {}, f"not a JSON object: a {type(value).__name__}", text)
-    return RawRow(number, value)
-
-
-def _parse_int(text: str) -> int | str:
-    """Digits that Python would refuse to convert stay text: the check 'huge number' is to see them."""
-    return int(text) if len(text) <= MAX_INT_DIGITS else text
-
-
-def _parse_float(text: str) -> float | str:
-    """A number that a float cannot hold (infinite, or whole and inexact) stays text."""
-    value = float(text)
-    return value if math.isfinite(value) and abs(value) < 2**53 else text
+        if path.suffix.lower() == ".json" and stream.peek(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+            raise DataError(f"{path} is one JSON list: write one JSON object a line instead (JSON lines)")
+        yield from _raw_rows(read_json_lines(stream, MAX_LINE_BYTES))
 
 
 def _read_csv(path: Path) -> Iterator[RawRow]:
-    """Bytes that are not UTF-8 arrive as lone surrogates, so that they cost their row only."""
-    csv.field_size_limit(MAX_CELL_CHARS)
     with _open(path) as stream:
-        reader = csv.reader(io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline=""))
-        header = _read_header(path, reader)
-        while True:
-            line = reader.line_num + 1
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield RawRow(line, {}, f"not valid CSV: {error}")
-                continue
-            if cells:
-                yield _csv_row(line, header, cells)
+        try:
+            header, rows = read_csv(stream, MAX_CELL_CHARS)
+        except HeaderError as error:
+            raise DataError(f"{path}, line 1 is not CSV: {error}") from error
+        for names in (PROBLEM_FIELDS, ANSWER_FIELDS):
+            if not set(names) & set(header):
+                raise DataError(
+                    f"{path} has no column {names[0]!r} in its first line (nor {' nor '.join(map(repr, names[1:]))})"
+                )
+        yield from _raw_rows(rows)
 
 
-def _read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
-    try:
-        header = [name.strip().lower() for name in next(reader, [])]
-    except csv.Error as error:
-        raise DataError(f"{path}, line 1 is not CSV: {error}") from error
-    for names in (PROBLEM_FIELDS, ANSWER_FIELDS):
-        if not set(names) & set(header):
-            raise DataError(
-                f"{path} has no column {names[0]!r} in its first line (nor {' nor '.join(map(repr, names[1:]))})"
-            )
-    return header
-
-
-def _csv_row(line: int, header: list[str], cells: list[str]) -> RawRow:
-    error = ""
-    if any(_SURROGATE.search(cell) for cell in cells):
-        error = "not UTF-8"
-    elif len(cells) > len(header):
-        error = f"more cells than the header has columns: {len(cells)}, not {len(header)}"
-    text = ",".join(cells).encode("utf-8", "surrogateescape").decode("utf-8", "replace") if error else ""
-    return RawRow(line, dict(zip(header, cells, strict=False)), error, text)
+def _raw_rows(rows: Iterable[FileRow]) -> Iterator[RawRow]:
+    """Blank lines are no rows; of a row without a fault the text is not kept."""
+    for row in rows:
+        if row.fault is None:
+            yield RawRow(row.line, row.values)
+        elif row.fault is not Fault.EMPTY or row.text.strip():
+            yield RawRow(row.line, {}, f"{row.fault.value}: {row.detail}", row.text)
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:

@@ -6,16 +6,14 @@ groups of three ("33", "-7", "+5", "1,024"), or a JSON number without a fraction
 Everything else, LaTeX included, is a `non-integer answer`.
 """
 
-import csv
 import hashlib
-import io
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, BinaryIO
 
+from contracts.rows import Fault, FileRow, HeaderError, read_csv, read_json_lines
 from contracts.text import clean, clean_text
 
 MAX_LINE_BYTES = 1 << 20
@@ -23,20 +21,19 @@ MAX_PROBLEM_CHARS = 20_000
 MAX_ANSWER_DIGITS = 40
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 _PROBLEM_NAMES = ("problem", "question")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Reason(StrEnum):
     """Why a row was rejected, in the words of the page."""
 
-    NOT_UTF8 = "not UTF-8"
-    BAD_JSON = "bad JSON"
-    BAD_CSV = "bad CSV"
-    EMPTY = "empty"
+    NOT_UTF8 = Fault.NOT_UTF8.value
+    BAD_JSON = Fault.BAD_JSON.value
+    BAD_CSV = Fault.BAD_CSV.value
+    EMPTY = Fault.EMPTY.value
     MISSING_FIELD = "missing field"
     NON_INTEGER = "non-integer answer"
     DUPLICATE = "duplicate"
-    TOO_LONG = "too long"
+    TOO_LONG = Fault.TOO_LONG.value
 
 
 class FileError(ValueError):
@@ -60,22 +57,11 @@ class Rejected:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Raw:
-    """One row as it came: its values, or why it has none."""
-
-    line: int
-    text: str
-    values: dict[str, Any]
-    reason: Reason | None = None
-    detail: str = ""
-
-
 def read_file(stream: BinaryIO, *, is_csv: bool) -> Iterator[Accepted | Rejected]:
     """Rows in the order of the file. `line` counts from 1, the header of a CSV included."""
     lines_by_problem: dict[bytes, tuple[int, str]] = {}
     ids: set[str] = set()
-    for raw in _csv_rows(stream) if is_csv else _json_rows(stream):
+    for raw in _rows(stream, is_csv):
         row = _judge(raw)
         if isinstance(row, Rejected):
             yield row
@@ -102,73 +88,22 @@ def guess_is_csv(name: str, head: bytes) -> bool:
     return ending not in ("jsonl", "ndjson", "json") and start != b"{"
 
 
-def _json_rows(stream: BinaryIO) -> Iterator[_Raw]:
-    number = 0
-    while line := stream.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-            while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-                pass
-            detail = f"the line has more than {MAX_LINE_BYTES:,} bytes"
-            yield _Raw(number, _decode(line[:2000]), {}, Reason.TOO_LONG, detail)
-            continue
-        yield _json_row(number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
-
-
-def _json_row(number: int, line: bytes) -> _Raw:
-    text = _decode(line.rstrip(b"\r\n"))
-    if not line.strip():
-        return _Raw(number, text, {}, Reason.EMPTY, "the line is empty")
+def _rows(stream: BinaryIO, is_csv: bool) -> Iterator[FileRow]:
+    if not is_csv:
+        return read_json_lines(stream, MAX_LINE_BYTES)
     try:
-        value = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        return _Raw(number, text, {}, Reason.NOT_UTF8, f"byte {error.start} of the line is not UTF-8")
-    except (ValueError, RecursionError) as error:
-        return _Raw(number, text, {}, Reason.BAD_JSON, str(error)[:200])
-    if not isinstance(value, dict):
-        return _Raw(number, text, {}, Reason.BAD_JSON, "the line is not a JSON object")
-    return _Raw(number, text, value)
-
-
-def _csv_rows(stream: BinaryIO) -> Iterator[_Raw]:
-    """Bytes that are not UTF-8 arrive as lone surrogates, so that they cost their row only."""
-    reader = csv.reader(io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline=""))
-    try:
-        header = [name.strip().lower() for name in next(reader, [])]
-    except csv.Error as error:
+        header, rows = read_csv(stream, MAX_LINE_BYTES)
+    except HeaderError as error:
         raise FileError(f"The first line is not CSV: {error}.") from error
     if "answer" not in header or not set(_PROBLEM_NAMES) & set(header):
         raise FileError("The first line of a CSV names its columns: problem (or question) and answer are needed.")
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            reason = Reason.TOO_LONG if "limit" in str(error) else Reason.BAD_CSV
-            yield _Raw(line, "", {}, reason, str(error)[:200])
-            continue
-        yield _csv_row(line, header, cells)
+    return rows
 
 
-def _csv_row(line: int, header: list[str], cells: list[str]) -> _Raw:
-    joined = io.StringIO()
-    csv.writer(joined, lineterminator="").writerow(cells)
-    text = _decode(joined.getvalue()[:MAX_LINE_BYTES].encode("utf-8", "surrogateescape"))
-    if not any(cell.strip() for cell in cells):
-        return _Raw(line, text, {}, Reason.EMPTY, "the line is empty")
-    if _SURROGATE.search(joined.getvalue()):
-        return _Raw(line, text, {}, Reason.NOT_UTF8, "the row holds bytes that are not UTF-8")
-    if len(cells) > len(header):
-        return _Raw(line, text, {}, Reason.BAD_CSV, f"{len(cells)} cells, but {len(header)} columns")
-    return _Raw(line, text, dict(zip(header, cells, strict=False)))
-
-
-def _judge(raw: _Raw) -> Accepted | Rejected:
+def _judge(raw: FileRow) -> Accepted | Rejected:
     name = next((n for n in _PROBLEM_NAMES if raw.values.get(n) is not None), "")
-    fault: tuple[Reason | None, str] = (raw.reason, raw.detail)
-    if raw.reason is None:
+    fault: tuple[Reason | None, str] = (Reason(raw.fault.value) if raw.fault else None, raw.detail)
+    if raw.fault is None:
         fault = _fault_of_problem(raw.values, name) or _fault_of_answer(raw.values) or (None, "")
     reason, detail = fault
     answer = parse_answer(raw.values.get("answer"))
@@ -237,7 +172,3 @@ def _identity(given: Any, problem: str) -> str:
 def _short(value: Any) -> str:
     text = str(value) if not isinstance(value, int) else "a number with thousands of digits"
     return text if len(text) <= 120 else text[:119] + "…"
-
-
-def _decode(line: bytes) -> str:
-    return clean_text(line.decode("utf-8", "replace"))
