@@ -6,7 +6,9 @@ in the order the calls finish. A program that fails is an `Execution`; a service
 `SandboxUnavailable` and never into something the model reads.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from pydantic import Field
 
@@ -46,6 +48,23 @@ class Limits(Frozen):
     file_mb: int = Field(16, ge=0, le=1024, description="MB of the largest file it may write; 0: none")
     open_files: int = Field(64, ge=8, le=1024, description="files and sockets open at once")
     output_kb: int = Field(64, ge=1, le=4096, description="kB kept of stdout and of stderr each, head and tail")
+
+
+_LIMIT_NAMES = {  # of the ends at a limit: name, field of Limits, unit
+    ExecutionStatus.TIMEOUT: ("time limit", "wall_s", "s"),
+    ExecutionStatus.CPU_LIMIT: ("CPU time limit", "cpu_s", "s"),
+    ExecutionStatus.MEMORY: ("memory limit", "memory_mb", "MB"),
+}
+
+
+def name_limit(status: ExecutionStatus | None, limits: Mapping[str, Any]) -> str:
+    """'time limit of 5 s' for a program that ended there; '' for another end. Without the number where `limits`,
+    by the fields of `Limits`, has none."""
+    if status not in _LIMIT_NAMES:
+        return ""
+    name, field, unit = _LIMIT_NAMES[status]
+    value = limits.get(field)
+    return f"{name} of {value:g} {unit}" if isinstance(value, (int, float)) else name
 
 
 class LimitProfile(StrEnum):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from contracts.execution import Execution, ExecutionStatus
+from contracts.execution import Execution, ExecutionStatus, name_limit
 from contracts.recipe import FeedbackStyle, ToolSettings
 from contracts.trajectory import ToolStatus
 
@@ -120,14 +120,10 @@ def _why(execution: Execution, settings: ToolSettings) -> str:
 
 
 def _limit_reached(execution: Execution, settings: ToolSettings) -> str:
-    limits = settings.limits
+    if limit := name_limit(execution.status, dict(settings.limits)):
+        error = "MemoryError" if execution.status is ExecutionStatus.MEMORY else "TimeoutError"
+        return f"{error}: the {limit} was exceeded"
     match execution.status:
-        case ExecutionStatus.TIMEOUT:
-            return f"TimeoutError: the time limit of {limits.wall_s:g} s was exceeded"
-        case ExecutionStatus.CPU_LIMIT:
-            return f"TimeoutError: the CPU time limit of {limits.cpu_s:g} s was exceeded"
-        case ExecutionStatus.MEMORY:
-            return f"MemoryError: the memory limit of {limits.memory_mb} MB was exceeded"
         case ExecutionStatus.OUTPUT_LIMIT:
             printed = execution.stdout_bytes + execution.stderr_bytes
             return f"OutputLimitError: the program was stopped after printing {printed} bytes"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from contracts.execution import ExecutionStatus
+from contracts.execution import ExecutionStatus, name_limit
 from contracts.trajectory import ToolCallRow, ToolStatus
 
 _WORDS = {
@@ -40,15 +40,10 @@ def describe_ending(call: ToolCallRow, recipe: Any) -> Ending:
 
 
 def _words(call: ToolCallRow, limits: Mapping[str, Any]) -> str:
-    match call.execution_status:
-        case ExecutionStatus.TIMEOUT:
-            return f"stopped at the time limit{_of(limits, 'wall_s', 's')}"
-        case ExecutionStatus.CPU_LIMIT:
-            return f"stopped at the CPU limit{_of(limits, 'cpu_s', 's')}"
-        case ExecutionStatus.MEMORY:
-            return f"stopped at the memory limit{_of(limits, 'memory_mb', 'MB')}"
-        case ExecutionStatus.SIGNAL if call.signal is not None:
-            return f"killed by signal {call.signal}"
+    if limit := name_limit(call.execution_status, limits):
+        return f"stopped at the {limit}"
+    if call.execution_status is ExecutionStatus.SIGNAL and call.signal is not None:
+        return f"killed by signal {call.signal}"
     if call.status is ToolStatus.ERROR and call.exit_code not in (None, 1):
         return f"ended with exit code {call.exit_code}"
     return _WORDS[call.status]

@@ -190,7 +190,7 @@ def show_call(viewer: Client, run: Run, **changed: Any) -> str:
 def test_a_tool_response_says_what_was_allowed_measured_and_cut(viewer: Client, recorded: Run) -> None:
     cut = {"truncated": True, "is_cut": True, "stdout_bytes": 10_000_000, "stderr_bytes": 12}
     text = show_call(viewer, recorded, status="timeout", execution_status="cpu_limit", **cut)
-    assert "tool response · timeout" in text and "stopped at the CPU limit of 2 s" in text
+    assert "tool response · timeout" in text and "stopped at the CPU time limit of 2 s" in text
     assert "ran 41 ms, used 39 ms of CPU with its start; waited 6 ms for a box, which no limit counts" in text
     assert "allowed 5 s, 2 s of CPU, 512 MB" in text
     assert "printed 10,000,000 bytes on stdout, 12 on stderr; the sandbox kept head and tail of 64 kB of each" in text
