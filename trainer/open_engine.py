@@ -11,6 +11,7 @@ from trainer.cluster import EngineHost
 from trainer.reporter import Reporter
 from trainer.rollout.engine_pool import EnginePool
 from trainer.rollout.remote import EngineSettings
+from trainer.rollout.scheduled_engine import ScheduledEngine
 from trainer.rollout.torch_engine import TorchEngine
 from trainer.rollout.weights import SharedWeights
 from trainer.sampler import OwnEngine
@@ -23,7 +24,7 @@ def open_engine(
 ) -> OwnEngine:
     """An engine over the weights of `model`, read from folder `source`. EnginesUnavailable where vLLM cannot be had."""
     if recipe.engine is EngineKind.TORCH:
-        return TorchEngine(model, max_batch=MAX_BATCH, max_context=max_context)
+        return ScheduledEngine(TorchEngine(model, max_batch=MAX_BATCH, max_context=max_context))
     context = min(max_context, int(model.config.max_position_embeddings))
     host = EngineHost(recipe.engines, EngineSettings(str(source), context, max_running=MAX_BATCH))
     name = hashlib.sha256(str(out).encode()).hexdigest()[:16]

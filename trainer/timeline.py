@@ -216,6 +216,10 @@ class TimedEngine:
         self._timeline.generated(self._name, len(generation.ids))
         return generation
 
+    def end_trajectory(self, trajectory: int) -> None:
+        """As the engine does."""
+        self._engine.end_trajectory(trajectory)
+
     def load(self) -> EngineLoad:
         """As the engine says."""
         load: EngineLoad = self._engine.load()

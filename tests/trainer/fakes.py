@@ -57,6 +57,9 @@ class FakeEngine:
         logprobs = [-(i + 1) / 100 for i in range(len(sampled))]
         return Generation(sampled, logprobs, entropies, EntropyKind.FULL, finish, self.policy_version)
 
+    def end_trajectory(self, trajectory: int) -> None:
+        pass
+
     def load(self) -> EngineLoad:
         return EngineLoad(kv_capacity=64 * self.max_context, kv_used=0, running=0, waiting=0)
 

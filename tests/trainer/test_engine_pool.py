@@ -181,7 +181,7 @@ async def test_a_rebuilt_engine_has_the_newest_weights_before_a_turn() -> None:
     pool.engines[0].die()
     found = await pool.turn()
     assert found.policy_version == 2
-    assert pool.engines[1].calls[:5] == ["facts", "pause", "update", "resume", "probe"]
+    assert pool.engines[1].calls[:6] == ["facts", "load", "pause", "update", "resume", "probe"]
     await pool.pool.close()
 
 

@@ -65,6 +65,8 @@ class IdEngine:
     def __init__(self, turns: Sequence[list[int]]) -> None:
         self.turns = list(turns)
 
+    def end_trajectory(self, trajectory: int) -> None: ...
+
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: object = None) -> Generation:
         turn = self.turns.pop(0)
         zeros = [0.0] * len(turn)

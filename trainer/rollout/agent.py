@@ -4,6 +4,7 @@ The response is a list of ids that only grows: what the model sampled as sampled
 rendered tool response (mask 0). Nothing the model wrote is ever encoded again.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ __all__ = [
     "ToolResponse",
     "run_trajectory",
 ]
+
+_numbers = itertools.count()  # of trajectories in this process: what the engines know them by
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +90,15 @@ async def run_trajectory(request: RolloutRequest, rollouts: Rollouts, on_live: O
     if on_live and request.watched:
         live = LiveStrip(problem.id, request.sample, chat, on_live, rollouts.engine.entropy_kind)
     started = time.perf_counter()
+    loop = _Loop(request, rollouts, trajectory, live)
     try:
-        trajectory.stop_reason = await _Loop(request, rollouts, trajectory, live).run()
+        trajectory.stop_reason = await loop.run()
     except EngineError as error:
         _mark_ungraded(trajectory, UngradedReason.ENGINE_FAILURE, error)
     except SandboxUnavailable as error:
         _mark_ungraded(trajectory, UngradedReason.SANDBOX_UNAVAILABLE, error)
+    finally:
+        rollouts.engine.end_trajectory(loop.number)
     trajectory.duration_s = time.perf_counter() - started
     if live is not None:
         live.end()
@@ -110,6 +116,7 @@ class _Loop:
     def __init__(
         self, request: RolloutRequest, rollouts: Rollouts, trajectory: Trajectory, live: LiveStrip | None
     ) -> None:
+        self.number = next(_numbers)
         self.request = request
         self.rollouts = rollouts
         self.trajectory = trajectory
@@ -146,6 +153,7 @@ class _Loop:
             temperature=rollouts.sampling.temperature,
             seed=derive_seed(self.request.seed, turn),
             stop_ids=rollouts.chat.stop_ids,
+            trajectory=self.number,
         )
         started = time.perf_counter()
         on_tokens = self.live.add_sampled if self.live else None

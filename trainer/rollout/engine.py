@@ -35,6 +35,7 @@ class SamplingSpec:
     temperature: float
     seed: int
     stop_ids: tuple[int, ...]
+    trajectory: int | None = None  # whose turn it is: its engine has the prefix. None: a turn by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,10 @@ class Engine(Protocol):
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
         """Continue `ids`. `on_tokens` gets newly sampled ids with their entropies now and then (live view)."""
+        ...
+
+    def end_trajectory(self, trajectory: int) -> None:
+        """No more turns of it will come, however it ended: nothing needs to be kept for it."""
         ...
 
     def load(self) -> EngineLoad:

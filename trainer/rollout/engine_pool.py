@@ -2,7 +2,8 @@
 
 A request is held here until its turn is back, so when an engine dies its requests go to another one, from the last
 completed turn: the agent has all ids, the seed is the same, and on CPUs so is the turn. A dead engine is replaced in
-the background and gets the newest weights before it gets a request.
+the background and gets the newest weights before it gets a request. Which engine gets a turn, and when, is the
+scheduler's word (`turn_queue`).
 """
 
 import asyncio
@@ -22,12 +23,15 @@ from trainer.rollout.engine import (
     check_request,
 )
 from trainer.rollout.remote import Host, RemoteEngine
+from trainer.rollout.scheduler import Key, Turn
+from trainer.rollout.turn_queue import TurnQueue
 from trainer.rollout.weights import Snapshot, Weights
 
 MAX_TRIES = 4  # of one turn, each under an engine that died: then the turn itself is what kills them
 MAX_FAILED_STARTS = 3  # in a row, of one engine
-LOOK_S = 5.0  # between two looks at an engine
+LOOK_S = 1.0  # between two looks at an engine
 ANSWER_S = 20.0
+NO_ENGINE = "no engine could be started again"
 MAX_SILENCES = 3  # in a row; one alone may be the learner holding the loop
 
 
@@ -75,6 +79,9 @@ class EnginePool:
         self._snapshot: Snapshot | None = None
         self._fault: Exception | None = None
         self._slots = [_Slot(number, host.start(number)) for number in range(count)]
+        self._queue = TurnQueue()
+        for _ in self._slots:
+            self._queue.scheduler.add_engine(None)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()  # one update at a time
         self._changed = asyncio.Event()
@@ -86,13 +93,32 @@ class EnginePool:
         turn. What is being sampled meanwhile goes on with them from its next token."""
         self._snapshot = self._weights.snapshot(version)
         self.policy_version = version
+        self._queue.scheduler.set_version(version)
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
         """Continue `ids`; EngineError for what can never be generated, or when no engine is left to do it."""
         check_request(ids, spec, max_context=self.max_context, vocab_size=self._vocab_size)
+        key: Key = ("turn", next(self._request)) if spec.trajectory is None else spec.trajectory
+        turn = Turn(key, len(ids), spec.max_tokens)
         live = _Live(on_tokens) if on_tokens is not None else None
+        try:
+            generation = await self._sample(turn, ids, spec, live)
+        except BaseException:
+            self._queue.forget(key)
+            raise
+        self._queue.leave(key, len(generation.ids))
+        if spec.trajectory is None:
+            self._queue.forget(key)
+        return generation
+
+    def end_trajectory(self, trajectory: int) -> None:
+        self._queue.forget(trajectory)
+
+    async def _sample(self, turn: Turn, ids: Sequence[int], spec: SamplingSpec, live: "_Live | None") -> Generation:
+        await self._wait_for_engines()
+        number = await self._queue.enter(turn)
         for _ in range(MAX_TRIES):
-            slot = await self._pick()
+            slot = self._slots[number]
             engine = slot.engine
             slot.pending += 1
             try:
@@ -101,6 +127,8 @@ class EnginePool:
                 self._lose(slot, engine, str(error))
             finally:
                 slot.pending -= 1
+            await self._wait_for_engines()
+            number = await self._queue.enter_again(turn.trajectory)
         raise EngineError(f"{MAX_TRIES} engines in a row died while they sampled this turn")
 
     def load(self) -> EngineLoad:
@@ -144,8 +172,8 @@ class EnginePool:
             live.show(made.ids, made.entropies)
         raise EngineError("the engine ended the turn without its result")
 
-    async def _pick(self) -> _Slot:
-        """The ready engine with the fewest requests. All hold the newest weights: a stale one is updated first."""
+    async def _wait_for_engines(self) -> None:
+        """Until one is ready. All hold the newest weights: a stale one is updated first."""
         self._start()
         while True:
             if self._fault is not None:
@@ -154,10 +182,13 @@ class EnginePool:
             ready = [slot for slot in self._slots if self._is_ready(slot)]
             self._is_open = self._is_open or all(slot in ready or slot.failed_starts for slot in self._slots)
             if ready and self._is_open:
-                return min(ready, key=lambda slot: slot.pending)
-            if all(slot.is_given_up for slot in self._slots):
-                raise EngineError("no engine could be started again")
+                return
+            self._require_hope()
             await self._changed.wait()
+
+    def _require_hope(self) -> None:
+        if all(slot.is_given_up for slot in self._slots):
+            raise EngineError(NO_ENGINE)
 
     def _is_ready(self, slot: _Slot) -> bool:
         return slot.holds is not None and slot.holds is self._snapshot
@@ -180,6 +211,7 @@ class EnginePool:
 
     def _fail(self, error: Exception) -> None:
         self._fault = self._fault or error
+        self._queue.fail(self._fault)
         self._notify()
 
     def _notify(self) -> None:
@@ -190,6 +222,7 @@ class EnginePool:
         """Wait for a started engine and give it the newest weights."""
         try:
             await engine.facts()
+            slot.load = await engine.load()
         except EngineError as error:
             slot.failed_starts += 1
             self._lose(slot, engine, str(error))
@@ -244,6 +277,8 @@ class EnginePool:
         await on_all(probe)
         for slot in left:
             slot.holds = snapshot
+            if slot.load is not None:
+                self._queue.engine_ready(slot.number, snapshot.version, slot.load)
 
     def _lose(self, slot: _Slot, engine: RemoteEngine, why: str) -> None:
         """Replace an engine that is gone; all but the first of its requests to notice do nothing."""
@@ -251,8 +286,11 @@ class EnginePool:
             return
         engine.kill()
         slot.holds, slot.load = None, None
+        self._queue.engine_died(slot.number)
         if slot.is_given_up:
             self._tell(f"{slot.name} could not be started {slot.failed_starts} times in a row: {why[:500]}")
+            if all(slot.is_given_up for slot in self._slots):
+                self._queue.fail(EngineError(NO_ENGINE))
             self._notify()
             return
         self._tell(f"{slot.name} is gone with {slot.pending} turns, which others take over: {why[:500]}")
@@ -269,6 +307,8 @@ class EnginePool:
                 try:
                     async with asyncio.timeout(ANSWER_S):
                         slot.load = await engine.load()
+                    if slot.engine is engine:
+                        self._queue.report(slot.number, slot.load)
                     silences[slot.number] = 0
                 except TimeoutError:
                     silences[slot.number] += 1

@@ -112,7 +112,11 @@ class Scheduler:
 
     # Engines
 
-    def add_engine(self, load: EngineLoad, version: int = 0) -> int:
+    def add_engine(self, load: EngineLoad | None, version: int = 0) -> int:
+        """None: it is not up yet; `engine_ready` says when it is."""
+        if load is None:
+            self._engines.append(_EngineState(0, 0, version, alive=False))
+            return len(self._engines) - 1
         self._engines.append(_EngineState(load.kv_capacity, load.max_running, version))
         return len(self._engines) - 1
 
@@ -221,6 +225,11 @@ class Scheduler:
     def queued(self) -> int:
         return len(self._queue_of)
 
+    def engine_of(self, trajectory: Key) -> int | None:
+        """Where its turn runs now."""
+        found = self._running.get(trajectory)
+        return None if found is None else found[0]
+
     def running(self, engine: int) -> int:
         return len(self._engines[engine].reserved)
 
@@ -274,7 +283,7 @@ class Scheduler:
     def _busyness(self) -> Callable[[int], tuple[float, float]]:
         """What is least where a turn should go: requests, or where the KV cache is what is short, its use."""
         s = self.settings
-        shares = [state.kept / state.capacity for state in self._engines]
+        shares = [state.kept / max(1, state.capacity) for state in self._engines]  # 0: not up yet
         counts = [len(state.reserved) for state in self._engines]
         is_pressed = any(share > s.pressed for share, x in zip(shares, self._engines, strict=True) if x.alive)
         return lambda e: (shares[e], counts[e]) if is_pressed else (counts[e], shares[e])

@@ -91,6 +91,9 @@ class TorchEngine:
         self.policy_version = version
         self._rows.forget(len(self._active))
 
+    def end_trajectory(self, trajectory: int) -> None:
+        """Nothing to do: a row that is not continued gives way by its age."""
+
     def load(self) -> EngineLoad:
         """A row has room for the longest context, so nothing is ever preempted."""
         return EngineLoad(
