@@ -11,12 +11,11 @@ from trainer.reporter import Reporter
 from trainer.rollout.agent import Grader, LiveTokens, RolloutRequest, Rollouts, Tool
 from trainer.rollout.chat import Chat
 from trainer.rollout.collect import Watch, collect
-from trainer.rollout.engine import Engine
+from trainer.rollout.engine import Engine, EngineLoad
 from trainer.rollout.trajectory import Trajectory
 from trainer.timeline import TimedEngine, TimedGrader, TimedTool, Timeline
 
 MAX_LIVE_TOKENS = 512
-ENGINE_NAME = "engine 0"
 _T = TypeVar("_T")
 
 
@@ -28,6 +27,14 @@ class OwnEngine(Engine, Protocol):
     """An engine whose weights are the learner's."""
 
     def set_version(self, version: int) -> None: ...
+
+    def loads(self) -> list[EngineLoad | None]:
+        """Of each engine behind it; None of one that is not up."""
+        ...
+
+    def generated(self) -> list[int]:
+        """Tokens that each has generated since it began."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -53,7 +60,7 @@ class Sampler:
         """One graded trajectory a request, in order. Raises Stopped when a stop was asked for meanwhile,
         InfrastructureDown when most of an occasion have no grade."""
         rollouts = Rollouts(
-            TimedEngine(self.engine, ENGINE_NAME, self.timeline),
+            TimedEngine(self.engine, self.timeline),
             self.chat,
             TimedTool(self._tool, self.timeline),
             TimedGrader(self._grader, self.timeline),
@@ -71,8 +78,22 @@ class Sampler:
         return trajectories
 
     async def _collect(self, requests: Sequence[RolloutRequest], rollouts: Rollouts, watch: Watch) -> list[Trajectory]:
-        async with self.timeline.watching(lambda: {ENGINE_NAME: self.engine.load()}):
-            return await collect(requests, rollouts, watch)
+        before = self.engine.generated()
+        async with self.timeline.watching(self._loads):
+            trajectories = await collect(requests, rollouts, watch)
+        after = self.engine.generated()
+        for name, start, end in zip(_name_engines(len(after)), before, after, strict=True):
+            self.timeline.generated(name, end - start)
+        return trajectories
+
+    def _loads(self) -> dict[str, EngineLoad]:
+        loads = self.engine.loads()
+        return {name: load for name, load in zip(_name_engines(len(loads)), loads, strict=True) if load is not None}
+
+
+def _name_engines(count: int) -> list[str]:
+    """Of one width, so that they sort."""
+    return [f"engine {number:0{len(str(count - 1))}}" for number in range(count)]
 
 
 class _Progress:

@@ -196,11 +196,10 @@ def _preempted(seen: _EngineSeen) -> int:
 
 
 class TimedEngine:
-    """An engine of which the timeline knows when it generates, for whom, and how much."""
+    """An engine of which the timeline knows when it generates and for whom."""
 
-    def __init__(self, engine: Any, name: str, timeline: Timeline) -> None:
+    def __init__(self, engine: Any, timeline: Timeline) -> None:
         self._engine = engine
-        self._name = name
         self._timeline = timeline
         self.max_context: int = engine.max_context
         self.entropy_kind: EntropyKind = engine.entropy_kind
@@ -213,7 +212,6 @@ class TimedEngine:
         """As the engine does."""
         with self._timeline.span(SpanKind.GENERATE):
             generation: Generation = await self._engine.generate(ids, spec, on_tokens)
-        self._timeline.generated(self._name, len(generation.ids))
         return generation
 
     def end_trajectory(self, trajectory: int) -> None:

@@ -71,6 +71,7 @@ async def test_turns_wait_for_room_and_come_in_their_order():
         engine.end_trajectory(i)  # until then their prefixes are kept
     await asyncio.gather(*turns)
     assert inner.most == 2
+    assert (engine.generated(), engine.loads()) == ([80], [inner.load()])
 
 
 @pytest.mark.parametrize("how", ["cancelled while it waits", "cancelled while it runs", "fails"])

@@ -147,6 +147,10 @@ class EnginePool:
         """Of each engine; None of one that is not up."""
         return [slot.load for slot in self._slots]
 
+    def generated(self) -> list[int]:
+        """Tokens of the turns that ended, by engine, since the pool began."""
+        return list(self._queue.scheduler.generated)
+
     async def close(self) -> None:
         """End the engines; requests that wait get EngineError."""
         self._fail(EngineError("the engines were closed"))

@@ -50,6 +50,13 @@ class ScheduledEngine:
     def load(self) -> EngineLoad:
         return self._engine.load()
 
+    def loads(self) -> list[EngineLoad | None]:
+        return [self._engine.load()]
+
+    def generated(self) -> list[int]:
+        """Tokens of the turns that ended, by engine."""
+        return list(self._queue.scheduler.generated)
+
     def set_version(self, version: int) -> None:
         """The weights were updated in place: the engine has them."""
         self._engine.set_version(version)

@@ -101,6 +101,7 @@ class Scheduler:
         self.settings = settings or Settings()
         self.counts = Counts()
         self.version = 0
+        self.generated: list[int] = []  # tokens of ended turns by engine, over all lives of it
         self._engines: list[_EngineState] = []
         self._turns = Lengths(self.settings.quantile)
         self._lost: OrderedDict[Key, Turn] = OrderedDict()  # of dead engines
@@ -114,6 +115,7 @@ class Scheduler:
 
     def add_engine(self, load: EngineLoad | None, version: int = 0) -> int:
         """None: it is not up yet; `engine_ready` says when it is."""
+        self.generated.append(0)
         if load is None:
             self._engines.append(_EngineState(0, 0, version, alive=False))
             return len(self._engines) - 1
@@ -206,6 +208,7 @@ class Scheduler:
         """The reservation is released; the prefix is held for the trajectory's next turn."""
         engine, turn = self._release(trajectory)
         self.counts.ended += 1
+        self.generated[engine] += new_tokens
         self._turns.add(new_tokens)
         state = self._engines[engine]
         self._homes[trajectory] = engine
