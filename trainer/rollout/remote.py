@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from trainer.rollout.engine import EngineLoad, Generation, SamplingSpec
 
+VLLM_MINOR = "0.32"  # its weight transfer changes with every minor version; all calls into it are in `vllm_engine`
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:

@@ -51,16 +51,15 @@ from trainer.rollout.engine import (
     VersionSpan,
     check_request,
 )
-from trainer.rollout.remote import EngineFacts, EngineSettings, NewTokens, UpdateReport
+from trainer.rollout.remote import VLLM_MINOR, EngineFacts, EngineSettings, NewTokens, UpdateReport
 
-MINOR_VERSION = "0.32"
 TOP_K = 20  # log-probabilities a token, for the entropy's lower bound; vLLM has no entropy of its own
 LIVE_TOKENS = 8  # tokens between two `NewTokens`
 EXIT_STATUS = 70
 
-if not vllm.__version__.startswith(f"{MINOR_VERSION}."):
+if not vllm.__version__.startswith(f"{VLLM_MINOR}."):
     raise ImportError(
-        f"vLLM {vllm.__version__} is installed and this engine is written for {MINOR_VERSION}: its weight transfer "
+        f"vLLM {vllm.__version__} is installed and this engine is written for {VLLM_MINOR}: its weight transfer "
         "changes with every minor version. `make vllm` installs the right one"
     )
 
