@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('runs', '0002_kill_sent_at'),
+        ('runs', '0003_submit_after'),
     ]
 
     operations = [
