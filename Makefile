@@ -6,7 +6,7 @@ PORT ?= 8000
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help run install system vllm test test-unit test-vllm check format bench-sandbox bench-grading soak-sandbox scale demo-seeds roc-ablation base-model screenshots lock lock-vllm clean
+.PHONY: help run install system vllm test test-unit test-vllm check format bench-sandbox bench-grading bench-engine soak-sandbox scale demo-seeds roc-ablation base-model smollm2 screenshots lock lock-vllm clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ bench-sandbox: install system  ## the sandbox against itself without gVisor and 
 bench-grading: install  ## the verifier on collected pairs, against math-verify alone; prints its bars
 	$(BIN)/python -m benchmarks.grading $(if $(PAIRS),--pairs $(PAIRS))
 
+bench-engine: install  ## our engine beside transformers and, where it is installed, vLLM; prints its bar
+	$(BIN)/python -m benchmarks.engine
+
 soak-sandbox: install system  ## 10,000 calls, hostile ones among them, on one node: memory, threads, files must stay flat
 	$(BIN)/python -m benchmarks.sandbox.soak
 
@@ -81,6 +84,11 @@ base-model: install  ## pretrain models/tiny-base anew (up to 2 h on two cores)
 screenshots: install  ## pictures of a running Astrolabe for the README
 	@deploy/install.sh browser
 	$(BIN)/python -m docs.screenshots
+
+smollm2: models/smollm2-135m/config.json  ## a real pretrained model of 135M parameters, for recipes/smollm2_trial.yaml
+
+models/smollm2-135m/config.json: | install
+	@deploy/install.sh smollm2
 
 lock:  ## resolve requirements.lock anew from pyproject.toml
 	@deploy/install.sh lock "$(PYTHON)"

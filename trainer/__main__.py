@@ -24,6 +24,7 @@ from trainer.doctor import Verdict, examine, format_findings
 from trainer.explain import AssumptionError, explain, read_assumptions, read_shape
 from trainer.explain_text import format_explanation
 from trainer.pipeline import Parts, prepare_libraries, run_pipeline
+from trainer.policy.gguf import GgufError, import_gguf
 from trainer.refusal import RunRefused, check_recipe
 from trainer.reporter import Reporter
 from trainer.reward.pool import GraderPool
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_report(options)
     if options.command == "doctor":
         return _doctor(options)
+    if options.command == "import-gguf":
+        return _import_gguf(options)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"
     )
@@ -84,6 +87,16 @@ def _doctor(options: argparse.Namespace) -> int:
     findings = examine(options.folder, with_sandbox=not options.no_sandbox)
     sys.stdout.write(format_findings(findings))
     return 1 if any(finding.verdict is Verdict.FAILED for finding in findings) else 0
+
+
+def _import_gguf(options: argparse.Namespace) -> int:
+    try:
+        parameters = import_gguf(options.file, options.out, options.template)
+    except GgufError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"{options.out}: a model of {parameters:,} parameters\n")
+    return 0
 
 
 def _analyse(options: argparse.Namespace) -> str:
@@ -192,6 +205,10 @@ def _add_reports(commands: Any) -> None:
     doctor = commands.add_parser("doctor", help="is this node fit to train: devices, libraries, sandbox, disk")
     doctor.add_argument("--folder", type=Path, default=PROJECT / "var", help="where runs are written (default var/)")
     doctor.add_argument("--no-sandbox", action="store_true", help="leave out the sandbox's own doctor (a minute)")
+    imported = commands.add_parser("import-gguf", help="a GGUF file made a model folder: float32 weights and tokenizer")
+    imported.add_argument("file", type=Path, help="a Llama or Qwen3 model, quantised or not")
+    imported.add_argument("--out", type=Path, required=True, help="the model folder to write")
+    imported.add_argument("--template", type=Path, help="a chat template (Jinja) instead of this project's")
     explained = commands.add_parser("explain", help="what a recipe would need, without running it")
     explained.add_argument("recipe", type=Path, help="a recipe, .yaml or .json")
     explained.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. stages.1.steps=5")

@@ -10,6 +10,7 @@ Equal to transformers' forward within float32 rounding; `test_torch_engine` hold
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -64,9 +65,13 @@ class Decode:
             self._sin[:, : self.head_dim // 2].neg_()
 
     def new_cache(self, rows: int) -> Tensor:
-        """Zeros [2, layers, rows, kv_heads, tokens, head_dim]; the last tokens are a bin for padding."""
+        """Zeros [2, layers, rows, kv_heads, tokens, head_dim]; the last tokens are a bin for padding.
+
+        Memory is taken row by row when one is first used: numpy's zeros are not written, torch's are.
+        """
         tokens = self._pad_keys(self.max_context + 1)
-        return torch.zeros(2, self.layers, rows, self.kv_heads, tokens, self.head_dim)
+        shape = (2, self.layers, rows, self.kv_heads, tokens, self.head_dim)
+        return torch.from_numpy(np.zeros(shape, dtype=np.float32))
 
     @torch.inference_mode()
     def forward(self, cache: Tensor, ids: Tensor, starts: Tensor, counts: Tensor, first: int = 0) -> Tensor:
