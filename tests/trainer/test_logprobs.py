@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.algorithm import logprobs
-from trainer.algorithm.logprobs import score_tokens
+from trainer.algorithm.logprobs import apply_loss, score_tokens
 
 VOCABULARY, WIDTH, TOKENS = 37, 8, 29
 
@@ -68,3 +68,45 @@ def test_no_tokens_at_all() -> None:
     scores = score_tokens(hidden[:0], head, torch.empty(0, dtype=torch.long))
     scores.logprobs.sum().backward()
     assert scores.logprobs.shape == (0,)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+@pytest.mark.parametrize("with_entropy", [True, False])
+def test_a_loss_made_on_the_way_has_the_gradient_of_one_made_after(
+    rows: int, with_entropy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", rows * VOCABULARY)
+    hidden, head, targets = tensors(torch.float64)
+    scale = torch.linspace(-1, 2, TOKENS, dtype=torch.float64)
+
+    def loss_of(part: slice, scores: logprobs.TokenScores) -> torch.Tensor:
+        share = (scores.logprobs.exp() * scale[part]).sum()
+        return share + scores.entropies.square().sum() if with_entropy else share
+
+    loss, scores = apply_loss(hidden, head, targets, 0.6, loss_of)
+    got = torch.autograd.grad(3 * loss, (hidden, head))
+    later = score_tokens(hidden, head, targets, 0.6)
+    expected = torch.autograd.grad(3 * loss_of(slice(None), later), (hidden, head))
+    assert torch.equal(scores.logprobs, later.logprobs)
+    assert torch.equal(scores.entropies, later.entropies)
+    assert not scores.logprobs.requires_grad
+    torch.testing.assert_close(loss, loss_of(slice(None), later))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+def test_half_precision_scores_in_float32() -> None:
+    hidden, head, targets = (t.detach().bfloat16() if t.is_floating_point() else t for t in tensors())
+    hidden.requires_grad_()
+    head.requires_grad_()
+    scores = score_tokens(hidden, head, targets)
+    exact = score_tokens(hidden.float(), head.float(), targets)
+    assert scores.logprobs.dtype is torch.float32
+    torch.testing.assert_close(scores.logprobs, exact.logprobs)
+    loss, _ = apply_loss(hidden, head, targets, 1.0, lambda _, chunk: chunk.logprobs.sum())
+    for made in (scores.logprobs.sum(), loss):
+        grads = torch.autograd.grad(made, (hidden, head))
+        expected = torch.autograd.grad(exact.logprobs.sum(), (hidden, head), retain_graph=True)
+        for a, b in zip(grads, expected, strict=True):
+            assert a.dtype is torch.bfloat16
+            torch.testing.assert_close(a, b, atol=0.05, rtol=0.02)

@@ -111,6 +111,17 @@ def policy_loss(inputs: LossInputs, rule: LossRule) -> LossShare:
     )
 
 
+def add_shares(shares: Sequence[LossShare]) -> LossShare:
+    """Of at least one part of a micro-batch, the whole."""
+    return LossShare(
+        loss=torch.stack([share.loss for share in shares]).sum(),
+        clipped_tokens=sum(share.clipped_tokens for share in shares),
+        dual_clipped_tokens=sum(share.dual_clipped_tokens for share in shares),
+        tokens=sum(share.tokens for share in shares),
+        ratio_max=max(share.ratio_max for share in shares),
+    )
+
+
 def importance_weights(old_logprobs: Tensor, sampling_logprobs: Tensor, cap: float) -> Tensor:
     """min(trainer / engine, cap) token by token, without gradient: truncated importance sampling."""
     log_weights = (old_logprobs - sampling_logprobs).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -4,8 +4,8 @@ Ranks that share a sharded model (`trainer.policy.parallel`) call `learn` with t
 part of the rollouts and all get the same report.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import numpy as np
@@ -15,21 +15,24 @@ from torch.optim import AdamW
 from transformers import Qwen3ForCausalLM
 
 from contracts.recipe import LossTerm, RlStage
+from trainer.algorithm.logprobs import TokenScores
 from trainer.algorithm.loss import (
     DEFAULT_CAP,
     LossInputs,
     LossRule,
     LossShare,
     Mismatch,
+    add_shares,
     estimate_kl,
     make_weights,
     measure_mismatch,
     policy_loss,
 )
-from trainer.algorithm.packing import Row, balance_rows
-from trainer.policy.model import MICRO_BATCH_TOKENS, ScoredPart, compute_logprobs, plan_micro_batches, score_part
+from trainer.algorithm.packing import Row, balance_rows, pack_rows
+from trainer.policy.model import MICRO_BATCH_TOKENS, compute_logprobs, plan_micro_batches
 from trainer.policy.optimizer import apply_update
-from trainer.policy.parallel import Ranks, ranks_of, set_last_backward
+from trainer.policy.packed import lose_packed
+from trainer.policy.parallel import Ranks, bind, ranks_of, set_last_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,10 @@ class FixedLogprobs:
     old: list[Tensor | None]
     sampling: list[Tensor]
     reference: list[Tensor] | None
+
+    def fill(self, members: Sequence[int], logprobs: Sequence[Tensor]) -> None:
+        for i, own in zip(members, logprobs, strict=True):
+            self.old[i] = own
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,41 +149,92 @@ def accumulate_gradients(
     """
     lengths = [sum(s.row.mask) for s in samples]
     weights = make_weights(stage.loss_aggregation, lengths, [s.group for s in samples], update)
+    weight_of = dict(zip(update, weights, strict=True))
     if own is None:
         ranks = ranks_of(model)
         tokens = [samples[i].row.length for i in update]
         own = balance_rows(tokens, ranks.size, model.config.hidden_size)[ranks.rank]
-    chosen, own_weights = [update[i] for i in own], [weights[i] for i in own]
+    chosen = [update[i] for i in own]
     rule = LossRule(stage.clip_low, stage.clip_high, stage.loss_terms)
-    rows = [samples[i].row for i in chosen]
-    batches = plan_micro_batches(model, rows, token_budget)
+    batches = plan_micro_batches(model, [samples[i].row for i in chosen], token_budget)
     shares = []
     for number, positions in enumerate(batches, start=1):
         set_last_backward(model, number == len(batches))
-        part = score_part(model, rows, positions, stage.sampling.temperature)
-        share = policy_loss(_gather(part, samples, fixed, chosen, own_weights), rule)
-        share.loss.backward()
-        shares.append(replace(share, loss=share.loss.detach()))
+        members = [chosen[p] for p in positions]
+        constants = _Constants.gather(samples, fixed, members, weight_of, ranks_of(model).device)
+        clipped = _ClippedLoss(constants, rule)
+        batch = pack_rows([samples[i].row for i in members])
+        loss, logprobs, _ = bind(lose_packed, model)(batch, stage.sampling.temperature, clipped.lose)
+        loss.backward()
+        shares.append(add_shares(clipped.shares))
+        if constants.old is None:
+            fixed.fill(members, logprobs.cpu().split([lengths[i] for i in members]))
     return shares
 
 
-def _gather(
-    part: ScoredPart, samples: Sequence[Sample], fixed: FixedLogprobs, chosen: Sequence[int], weights: Sequence[float]
-) -> LossInputs:
-    """The inputs of a micro-batch, whose positions are into `chosen` and `weights`."""
-    found = part.scores.logprobs.detach().split(part.lengths)
-    for position, logprobs in zip(part.positions, found, strict=True):
-        if fixed.old[chosen[position]] is None:
-            fixed.old[chosen[position]] = logprobs.cpu()
-    return LossInputs(
-        logprobs=part.scores.logprobs,
-        old_logprobs=part.join([fixed.old[i] for i in chosen]),
-        advantages=part.spread([samples[i].advantage for i in chosen]),
-        weights=part.spread(weights),
-        sampling_logprobs=part.join([fixed.sampling[i] for i in chosen]),
-        reference_logprobs=None if fixed.reference is None else part.join([fixed.reference[i] for i in chosen]),
-        entropies=part.scores.entropies,
-    )
+@dataclass(frozen=True, slots=True)
+class _Constants:
+    """What the loss of a micro-batch takes beside the policy's scores: (tokens,) each, see `LossInputs`.
+
+    `old` None: the policy's own, without gradient.
+    """
+
+    old: Tensor | None
+    advantages: Tensor
+    weights: Tensor
+    sampling: Tensor
+    reference: Tensor | None
+
+    @classmethod
+    def gather(
+        cls,
+        samples: Sequence[Sample],
+        fixed: FixedLogprobs,
+        members: Sequence[int],
+        weight_of: Mapping[int, float],
+        device: torch.device,
+    ) -> "_Constants":
+        """Of these samples, one after another."""
+        counts = torch.tensor([sum(samples[i].row.mask) for i in members], dtype=torch.long)
+
+        def spread(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts).to(device)
+
+        def join(rows: Sequence[Tensor | None]) -> Tensor | None:
+            own = [row for i in members if (row := rows[i]) is not None]
+            return torch.cat([torch.empty(0), *own]).to(device) if len(own) == len(members) else None
+
+        return cls(
+            old=join(fixed.old),
+            advantages=spread([samples[i].advantage for i in members]),
+            weights=spread([weight_of[i] for i in members]),
+            sampling=torch.cat([torch.empty(0), *(fixed.sampling[i] for i in members)]).to(device),
+            reference=None if fixed.reference is None else join(fixed.reference),
+        )
+
+
+@dataclass(slots=True)
+class _ClippedLoss:
+    """The loss of a micro-batch, chunk by chunk, and the shares it has come to so far."""
+
+    constants: _Constants
+    rule: LossRule
+    shares: list[LossShare] = field(default_factory=list)
+
+    def lose(self, part: slice, scores: TokenScores) -> Tensor:
+        given = self.constants
+        inputs = LossInputs(
+            logprobs=scores.logprobs,
+            old_logprobs=scores.logprobs.detach() if given.old is None else given.old[part],
+            advantages=given.advantages[part],
+            weights=given.weights[part],
+            sampling_logprobs=given.sampling[part],
+            reference_logprobs=None if given.reference is None else given.reference[part],
+            entropies=scores.entropies,
+        )
+        share = policy_loss(inputs, self.rule)
+        self.shares.append(replace(share, loss=share.loss.detach()))
+        return share.loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalL
 from trainer.algorithm.logprobs import TokenScores
 from trainer.algorithm.packing import Row, balance_rows, pack_rows, split_micro_batches
 from trainer.policy.packed import score_packed
-from trainer.policy.parallel import ranks_of
+from trainer.policy.parallel import bind, ranks_of
 
 MICRO_BATCH_TOKENS = 2048  # activations of a micro-batch stay in the cache: a third less CPU time than 8192
 _TOKENIZER_FILES = (
@@ -84,16 +83,6 @@ class ScoredPart:
     lengths: list[int]
     scores: TokenScores
 
-    def spread(self, values: Sequence[float]) -> Tensor:
-        """One value per row (of all rows) on each of its tokens here: (tokens,)."""
-        own = torch.tensor([values[i] for i in self.positions], dtype=torch.float32)
-        return own.repeat_interleave(torch.tensor(self.lengths, dtype=torch.long)).to(self.scores.logprobs.device)
-
-    def join(self, rows: Sequence[Tensor | None]) -> Tensor:
-        """What each row (of all rows) has on its tokens, those of the rows here: (tokens,)."""
-        own = [row for i in self.positions if (row := rows[i]) is not None] or [torch.empty(0)]
-        return torch.cat(own).to(self.scores.logprobs.device)
-
 
 def score_rows(
     model: Qwen3ForCausalLM, rows: Sequence[Row], *, temperature: float = 1.0, token_budget: int = MICRO_BATCH_TOKENS
@@ -115,8 +104,7 @@ def score_part(
 ) -> ScoredPart:
     """One micro-batch."""
     batch = pack_rows([rows[i] for i in positions])
-    score = getattr(model, "score_packed", partial(score_packed, model))  # a sharded model's own gathers its weights
-    logprobs, entropies = score(batch, temperature)
+    logprobs, entropies = bind(score_packed, model)(batch, temperature)
     return ScoredPart(positions, [sum(rows[i].mask) for i in positions], TokenScores(logprobs, entropies))
 
 

@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from trainer.algorithm.logprobs import score_tokens
+from trainer.algorithm.logprobs import LossOf, apply_loss, score_tokens
 from trainer.algorithm.packing import PackedBatch
 
 PACKED = "packed"  # its name in transformers; without row lengths it is sdpa
@@ -25,6 +25,20 @@ _NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # of four dimensions: trans
 
 def score_packed(model: Qwen3ForCausalLM, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of the trained tokens, (trained,) each, nats, with a graph where enabled."""
+    scores = score_tokens(*_read(model, batch), temperature)
+    return scores.logprobs, scores.entropies
+
+
+def lose_packed(
+    model: Qwen3ForCausalLM, batch: PackedBatch, temperature: float, loss_of: LossOf
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A loss over the trained tokens with its graph, and their scores without one: see `apply_loss`."""
+    loss, scores = apply_loss(*_read(model, batch), temperature, loss_of)
+    return loss, scores.logprobs, scores.entropies
+
+
+def _read(model: Qwen3ForCausalLM, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states that predict the trained tokens (trained, width), the head, and those tokens."""
     model.config._attn_implementation = PACKED
     device = model.model.embed_tokens.weight.device
     states = model.model(
@@ -34,9 +48,7 @@ def score_packed(model: Qwen3ForCausalLM, batch: PackedBatch, temperature: float
         use_cache=False,
         row_lengths=batch.lengths,
     ).last_hidden_state[0]
-    hidden = states[batch.sources.to(device)]
-    scores = score_tokens(hidden, model.lm_head.weight, batch.targets.to(device), temperature)
-    return scores.logprobs, scores.entropies
+    return states[batch.sources.to(device)], model.lm_head.weight, batch.targets.to(device)
 
 
 def packed_attention(

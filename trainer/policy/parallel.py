@@ -3,10 +3,11 @@
 A model that is not sharded is alone: the same calls then do nothing, so there is one learner for both.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3ForCausalLM
 
-from trainer.policy.packed import score_packed
+from trainer.policy.packed import lose_packed, score_packed
 
-_SCORE = "score_packed"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,15 @@ def shard_model(model: Qwen3ForCausalLM, layout: Layout) -> Qwen3ForCausalLM:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    setattr(model, _SCORE, MethodType(score_packed, model))
-    register_fsdp_forward_method(model, _SCORE)
+    for function in (score_packed, lose_packed):
+        setattr(model, function.__name__, MethodType(function, model))
+        register_fsdp_forward_method(model, function.__name__)
     return model
+
+
+def bind(function: Callable[..., Result], model: torch.nn.Module) -> Callable[..., Result]:
+    """A function of a model and more, of the model: a sharded one's own, which gathers its weights, if it has it."""
+    return getattr(model, function.__name__, partial(function, model))
 
 
 def set_last_backward(model: torch.nn.Module, is_last: bool) -> None:
