@@ -1,7 +1,10 @@
 """Micro-batches: the budget, the positions of trained tokens, and what has no gradient."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from contracts.recipe import RlStage
 from tests.trainer.tiny import make_model
@@ -37,8 +40,15 @@ def test_a_trained_token_is_predicted_one_position_before_it() -> None:
     assert batch.targets.tolist() == [1, 3, 4]
 
 
-def test_a_row_scores_the_same_whatever_it_is_packed_with() -> None:
-    model = make_model()
+def make_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 267, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)).eval()
+
+
+@pytest.mark.parametrize("make", [make_model, make_llama])
+def test_a_row_scores_the_same_whatever_it_is_packed_with(make: Callable[[], PreTrainedModel]) -> None:
+    model = make()
     rows = [sample.row for sample in samples()]
     packed = compute_scores(model, rows, 0.7)
     for row, scores in zip(rows, packed, strict=True):

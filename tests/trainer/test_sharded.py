@@ -24,10 +24,11 @@ from trainer.policy.checkpoint import CheckpointStore, load_optimizer, verify_ch
 from trainer.policy.learner import learn
 from trainer.policy.model import compute_scores, load_model, load_weights
 from trainer.policy.optimizer import make_optimizer
-from trainer.policy.parallel import CPU
+from trainer.policy.parallel import CPU, Layout
 from trainer.policy.sharded import ShardedLearner
 
 Tensors = dict[str, torch.Tensor]
+MIXED = Layout("cpu", torch.bfloat16, recompute=True)  # what a GPU does, as far as a CPU can
 
 
 class Alone:
@@ -158,3 +159,14 @@ def test_one_rank_is_the_same_code_and_the_same_bits_as_a_plain_model(
     again.restore(written)
     assert_equal(state(again), state(plain))
     assert (written / "config.json").read_text() == (newest(folder / "one") / "config.json").read_text()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_bf16_computes_near_float32_on_float32_weights(folder: Path) -> None:
+    exact, mixed = ShardedLearner(folder / "source", CPU), ShardedLearner(folder / "source", MIXED)
+    assert difference(gradients(mixed, 60), gradients(exact, 60)) < 0.03
+    rows = [s.row for s in make_samples()]
+    for a, b in zip(mixed.score(rows, 1.0), exact.score(rows, 1.0), strict=True):
+        torch.testing.assert_close(a.logprobs, b.logprobs, atol=0.02, rtol=0.0)
+    assert mixed.learn(make_samples(), stage=SINGLE, rate=RATE, seed=5).ratio_max == 1.0
+    assert {tensor.dtype for tensor in state(mixed).values()} == {torch.float32}
