@@ -136,6 +136,14 @@ def test_two_steps_leave_the_same_policy_and_report(seen: list[dict[str, Any]], 
     assert_equal(seen[0]["learned"], seen[1]["learned"])
 
 
+def test_a_rank_without_rollouts_takes_part(seen: list[dict[str, Any]], folder: Path) -> None:
+    learner = Alone(newest(folder / "one"))
+    expected = asdict(learner.learn(make_samples()[:1], stage=SINGLE, rate=RATE, seed=7))
+    for of_rank in seen:
+        assert of_rank["only"]["mismatch"] == pytest.approx(expected["mismatch"], rel=1e-4)
+        assert of_rank["only"]["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+
+
 def test_one_process_resumes_what_two_ranks_wrote(seen: list[dict[str, Any]], folder: Path) -> None:
     path = newest(folder / "two")
     verify_checkpoint(path)

@@ -93,6 +93,8 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     seen["recomputed"] = gradients(ShardedLearner(checkpoint.path, RECOMPUTED), 60)
     seen["scores"] = [[s.logprobs, s.entropies] for s in learner.score([s.row for s in make_samples()], 0.7)]
     seen["reports"] = [asdict(report) for report in learn_twice(learner, source)]
+    only = ShardedLearner(checkpoint.path, CPU).learn(make_samples()[:1], stage=SINGLE, rate=RATE, seed=7)
+    seen["only"] = asdict(only)  # of one rollout, with which the other rank has nothing to do
     learner.save(CheckpointStore(folder / "two"), counters(2))
     seen["learned"] = state(learner)
     torch.save(seen, folder / f"seen-{rank}.pt")

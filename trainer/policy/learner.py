@@ -99,7 +99,7 @@ def learn(
         shares = accumulate_gradients(model, samples, fixed, update=update, stage=stage)
         totals.append(_add_up(shares, ranks))
         norms.append(apply_update(optimizer, model.parameters(), rate))
-    old = torch.cat(_complete(fixed.old, samples, ranks))
+    old = _join_found(fixed.old, samples, ranks, is_shared=is_single)
     tokens = max(1.0, sum(of_update.tokens for of_update in totals))
     return LearnReport(
         updates=len(norms),
@@ -255,14 +255,10 @@ def _add_up(shares: Sequence[LossShare], ranks: Ranks) -> _Totals:
     return _Totals(loss, clipped, dual_clipped, tokens, ranks.largest(max(share.ratio_max for share in shares)))
 
 
-def _complete(found: Sequence[Tensor | None], samples: Sequence[Sample], ranks: Ranks) -> list[Tensor]:
-    """What each rank found, on all of them: a sample is found by one rank, or by all alike."""
-    if all(tensor is not None for tensor in found):
-        return [tensor for tensor in found if tensor is not None]
-    empty = [torch.zeros(sum(s.row.mask)) for s in samples]
-    counts = [len(tensor) for tensor in empty]
-    own = torch.cat([e if tensor is None else tensor for tensor, e in zip(found, empty, strict=True)])
-    return list(ranks.add(own).split(counts))
+def _join_found(found: Sequence[Tensor | None], samples: Sequence[Sample], ranks: Ranks, *, is_shared: bool) -> Tensor:
+    """Of all samples, one after another; `is_shared`: each was found by one rank only, and the others have None."""
+    own = [torch.zeros(sum(s.row.mask)) if row is None else row for row, s in zip(found, samples, strict=True)]
+    return ranks.add(torch.cat(own)) if is_shared else torch.cat(own)
 
 
 def _measure_kl(old: Tensor, reference: list[Tensor] | None) -> float | None:

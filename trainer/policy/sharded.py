@@ -23,7 +23,10 @@ class ShardedLearner:
     """Policy and optimizer in shards over the ranks of the initialised process group."""
 
     def __init__(self, source: Path, layout: Layout) -> None:
-        """`source`: a model folder, whose tokenizer also goes into checkpoints; its optimizer, if any, is not read."""
+        """`source`: a model folder, whose tokenizer also goes into checkpoints; its optimizer, if any, is not read.
+
+        On GPUs the caller has chosen this process's own (`torch.cuda.set_device`) and initialised the group with nccl.
+        """
         self.source = source
         self.layout = layout
         self.model = shard_model(load_model(source), layout)
