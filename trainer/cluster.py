@@ -22,6 +22,7 @@ ANSWER_S = 10.0
 PROJECT = Path(__file__).resolve().parent.parent
 ENGINE_PYTHON = PROJECT / ".venv-vllm/bin/python"  # made by `make vllm`
 PLACEMENT_S = 120.0
+OWN_STARTS = 3
 OBJECT_STORE_BYTES = 100_000_000  # turns are small, weights do not pass through it
 MAX_CALLS = 4096  # at once, of one engine
 CPU_ENGINE = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -85,10 +86,22 @@ def _connect(ray: Any, **options: Any) -> None:
     if ray.is_initialized():
         return
     handler = signal.getsignal(signal.SIGTERM)
-    where = options or {"address": "auto"}
-    ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **where)
+    ray.init(**{"address": "auto"} | options, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # a stop is ours to handle, not Ray's
+
+
+def _start_own(ray: Any, cpus: int) -> None:
+    """A Ray of this process; a busy machine gets a second and a third try, for Ray itself waits 30 s and no longer."""
+    for left in reversed(range(OWN_STARTS)):
+        try:
+            own = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+            _connect(ray, address="local", **own)
+            return
+        except Exception:  # Ray raises no other class here
+            ray.shutdown()
+            if not left:
+                raise
 
 
 class EnginesUnavailable(Exception):
@@ -110,8 +123,7 @@ class EngineHost:
         self._ray = ray
         self._is_own = not _is_in_cluster()
         if self._is_own:
-            cpus = max(count, os.cpu_count() or 1)
-            _connect(ray, num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
+            _start_own(ray, max(count, os.cpu_count() or 1))
         else:
             _connect(ray)
         self._group = self._reserve(count)

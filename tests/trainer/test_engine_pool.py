@@ -212,6 +212,57 @@ async def test_an_update_while_a_turn_runs_reaches_it() -> None:
     await pool.pool.close()
 
 
+async def test_a_trajectory_goes_back_to_the_engine_that_has_its_prefix() -> None:
+    pool = Pool()
+
+    async def trajectory(first: int) -> set[int]:
+        places = set()
+        for turn in range(3):
+            spec = SamplingSpec(2, 1.0, 0, (), trajectory=first)
+            await pool.pool.generate([first, *range(turn + 1)], spec)
+            places |= {e.number for e in pool.engines if any(ids == [first, *range(turn + 1)] for ids in e.turns)}
+        return places
+
+    places = await asyncio.gather(*(trajectory(i) for i in range(10, 18)))
+    assert all(len(own) == 1 for own in places) and set.union(*places) == {0, 1}
+    await pool.pool.close()
+
+
+async def test_turns_wait_here_and_not_in_an_engine_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_pool, "LOOK_S", 0.0)
+    pool = Pool(1)
+    await pool.turn()
+    pool.engines[0].gate.clear()
+    turns = [pool.turn(i, max_tokens=28) for i in range(1, 9)]  # 30 tokens each at most; the cache has 100
+    await settle()
+    assert len(pool.engines[0].turns) - 1 < 8
+    pool.engines[0].gate.set()
+    assert [g.ids[0] for g in await asyncio.gather(*turns)] == list(range(1, 9))
+    await pool.pool.close()
+
+
+async def test_what_no_engine_can_ever_hold_is_refused() -> None:
+    pool = Pool(1)
+    await pool.turn()
+    pool.pool.max_context = 1000
+    with pytest.raises(EngineError, match="needs 202 tokens of KV cache; the largest of 1 engines has 100"):
+        await pool.turn(max_tokens=200)
+    await pool.pool.close()
+
+
+async def test_turns_that_wait_get_weights_published_meanwhile() -> None:
+    pool = Pool(1)
+    await pool.turn()
+    pool.engines[0].gate.clear()
+    turns = [pool.turn(i, max_tokens=28) for i in range(1, 9)]
+    await settle()
+    pool.pool.set_version(2)
+    await settle()
+    pool.engines[0].gate.set()
+    assert [g.policy_version for g in await asyncio.gather(*turns)][-1] == 2
+    await pool.pool.close()
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [

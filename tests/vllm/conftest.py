@@ -1,4 +1,4 @@
-"""Two real vLLM engines on CPUs, each in a Ray actor, for all tests of this folder: half a minute to start."""
+"""Two real vLLM engines on CPUs, each in a Ray actor, for all tests of a file: half a minute to start."""
 
 import asyncio
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ class Engines:
         return self.publish()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def all_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     torch.set_num_threads(1)
     host = EngineHost(2, EngineSettings(str(TINY_BASE), CONTEXT))

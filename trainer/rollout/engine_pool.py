@@ -94,6 +94,8 @@ class EnginePool:
         self._snapshot = self._weights.snapshot(version)
         self.policy_version = version
         self._queue.scheduler.set_version(version)
+        if self._queue.scheduler.queued():
+            self._spawn(self._update_stale())  # they wait for it, and nobody may come to ask
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
         """Continue `ids`; EngineError for what can never be generated, or when no engine is left to do it."""
@@ -237,6 +239,7 @@ class EnginePool:
         if slot.holds is not None:
             slot.failed_starts = 0
         self._notify()
+        await self._update_stale()  # what was published meanwhile
 
     async def _update_stale(self) -> None:
         """Bring every engine that is up to the newest snapshot; nothing to do is the usual case."""

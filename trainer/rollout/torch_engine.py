@@ -21,7 +21,15 @@ from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from contracts.trajectory import EntropyKind
 from trainer.rollout.decode import Decode
-from trainer.rollout.engine import EngineError, EngineLoad, FinishReason, Generation, OnTokens, SamplingSpec
+from trainer.rollout.engine import (
+    EngineError,
+    EngineLoad,
+    FinishReason,
+    Generation,
+    OnTokens,
+    SamplingSpec,
+    check_request,
+)
 from trainer.rollout.kv_rows import KvRows
 
 PREFILL_TOKENS = 8192  # rows x tokens of one prefill pass, about
@@ -106,7 +114,7 @@ class TorchEngine:
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
         """Continue `ids` by at most `spec.max_tokens`; EngineError for what can never be generated."""
-        self._check(ids, spec)
+        check_request(ids, spec, max_context=self.max_context, vocab_size=self._vocab_size)
         loop = asyncio.get_running_loop()
         uniforms = np.random.Generator(np.random.Philox(key=spec.seed)).random(spec.max_tokens)
         request = _Request(list(ids), spec, on_tokens, loop.create_future(), uniforms, self.policy_version)
@@ -125,14 +133,6 @@ class TorchEngine:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._fail_all("the engine was closed")
-
-    def _check(self, ids: Sequence[int], spec: SamplingSpec) -> None:
-        if not ids or spec.max_tokens < 1 or spec.temperature <= 0:
-            raise EngineError("a request needs ids, max_tokens >= 1 and temperature > 0")
-        if len(ids) + spec.max_tokens > self.max_context:
-            raise EngineError(f"{len(ids)} ids + {spec.max_tokens} tokens exceed the context of {self.max_context}")
-        if min(ids) < 0 or max(ids) >= self._vocab_size:
-            raise EngineError(f"a token id is outside the vocabulary of {self._vocab_size}")
 
     async def _drive(self) -> None:
         while self._waiting or self._active:
