@@ -274,14 +274,18 @@ def _without_output(result: RunResult) -> JudgeResult:
 
 
 async def _run_code(pool: Pool, request: Request, asked: RunCodeRequest) -> RunCodeResponse:
+    mark = uuid.uuid4().hex  # what no program prints
     try:
-        call = _to_call(asked)
+        call = _to_call(asked, mark)
     except ValueError as error:
         return RunCodeResponse(status=RunStatus.SANDBOX_ERROR, message=str(error), executor_pod_name=pool.node)
     found = await _run_all(pool, request, [call], run_id="sandbox-fusion", deadline_s=JUDGE_LONG_QUEUE_S)
     execution = found[call.id]
     if execution.status.is_ours:
         message = f"{execution.status.value}: {execution.reason}"
+        return RunCodeResponse(status=RunStatus.SANDBOX_ERROR, message=message, executor_pod_name=pool.node)
+    if mark in execution.stderr:
+        message = f"the files could not be written: {execution.stderr.partition(mark)[2].strip(': ')[:500].strip()}"
         return RunCodeResponse(status=RunStatus.SANDBOX_ERROR, message=message, executor_pod_name=pool.node)
     is_late = execution.status in (ExecutionStatus.TIMEOUT, ExecutionStatus.CPU_LIMIT)
     ran = CommandResult(
@@ -302,7 +306,7 @@ def _return_code(execution: Execution) -> int:
     return -(execution.signal or 9)
 
 
-def _to_call(asked: RunCodeRequest) -> ExecutionCall:
+def _to_call(asked: RunCodeRequest, mark: str) -> ExecutionCall:
     """The call that was asked for; raises ValueError with the sentence for the caller."""
     if asked.language != "python":
         raise ValueError(f"this node runs python, not {asked.language}")
@@ -315,12 +319,15 @@ def _to_call(asked: RunCodeRequest) -> ExecutionCall:
         code=asked.code + NO_ECHO,
         stdin=asked.stdin or "",
         limits=Limits(wall_s=wall_s, cpu_s=0.9 * wall_s, memory_mb=memory_mb),
-        history=_files_cell(asked.files),
+        history=_files_cell(asked.files, mark),
     )
 
 
-def _files_cell(files: dict[str, str | None]) -> list[str]:
-    """A cell that writes the files before the program runs; its names stay its own."""
+def _files_cell(files: dict[str, str | None], mark: str) -> list[str]:
+    """A cell that writes the files before the program runs; its names stay its own.
+
+    Should it fail, the call ends there with `mark` on stderr: a program without its files would be blamed for us.
+    """
     given = {path: content for path, content in files.items() if content is not None}
     if not given:
         return []
@@ -330,11 +337,14 @@ def _files_cell(files: dict[str, str | None]) -> list[str]:
         except (binascii.Error, ValueError):
             raise ValueError(f"the content of {path!r} is not base64") from None
     source = (
-        "import base64, os\n"
-        f"for path, content in {given!r}.items():\n"
-        "    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)\n"
-        "    with open(path, 'wb') as file:\n"
-        "        file.write(base64.b64decode(content))\n"
+        "try:\n"
+        "    import base64, os\n"
+        f"    for path, content in {given!r}.items():\n"
+        "        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)\n"
+        "        with open(path, 'wb') as file:\n"
+        "            file.write(base64.b64decode(content))\n"
+        "except BaseException as error:\n"
+        f"    raise BaseException(f'{mark}: {{error}}') from None\n"
     )
     return [f"exec({source!r}, {{}})"]
 

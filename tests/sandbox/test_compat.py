@@ -246,3 +246,6 @@ async def test_a_real_node(node: RunningNode) -> None:
             "stdout": "17\n",
             "stderr": "",
         }
+        unwritable = await post(http, "/run_code", {"language": "python", "code": "1", "files": {"/etc/n": ""}})
+        assert unwritable["status"] == "SandboxError"
+        assert unwritable["message"].startswith("the files could not be written: [Errno ")
