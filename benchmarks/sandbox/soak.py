@@ -3,6 +3,8 @@
 Every 500 calls, with the node idle, it counts what a leak would show in: memory, threads and file descriptors of the
 node, number, threads and memory of its sentries, files of the state directory, cgroups. The run is flat when no median
 of the last third is above that of the first third, after a warm-up, by more than its bound.
+
+The number of boxes is fixed and the programs have time, so that the verdict is the same on a busy machine.
 """
 
 import argparse
@@ -171,7 +173,7 @@ def main() -> int:
     """Print the table and the verdict; code 1 when something grew or an answer was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox.soak", description=__doc__)
     parser.add_argument("--calls", type=int, default=CALLS)
-    parser.add_argument("--boxes", type=int, default=0)
+    parser.add_argument("--boxes", type=int, default=2 * len(os.sched_getaffinity(0)) + 1)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sandbox-soak-") as folder:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from benchmarks.sandbox.programs import NUMPY, PYTHON, SYMPY, SYNTAX, TRACEBACK
+from benchmarks.sandbox.failing_programs import SYNTAX, TRACEBACK
+from benchmarks.sandbox.programs import NUMPY, PYTHON, SYMPY
 from contracts.execution import Execution, ExecutionCall, ExecutionStatus, Limits
 
 WALL_LIMIT_S = 2.0
