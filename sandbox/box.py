@@ -46,6 +46,7 @@ class Box:
         self._oom_kills = 0
         self._start_mb = 0
         self.calls = 0
+        self._is_ready = False  # said along with the last result
 
     @property
     def id(self) -> str:
@@ -91,9 +92,10 @@ class Box:
         `spare`: fork the child of the next call ahead of it, quicker when boxes idle, wasted when they do not.
         """
         self.calls += 1
+        self._is_ready = False
         self._launcher.allow_memory(self._launched, call.limits.memory_mb)
-        request = call.model_dump(mode="json", include={"code", "stdin", "limits", "seed", "history"})
-        body = json.dumps(request | {"spare": spare}).encode()
+        request = {"code": call.code, "stdin": call.stdin, "seed": call.seed, "history": call.history}
+        body = json.dumps(request | {"limits": dict(call.limits), "spare": spare}).encode()
         stdin = self._launched.process.stdin
         assert stdin is not None  # noqa: S101 - spawned with pipes
         try:
@@ -109,6 +111,7 @@ class Box:
             raise BoxDiedError(f"the box is gone: {error}") from error
         if reply["status"] == NOT_STARTED:
             raise BoxDiedError(f"the program was not started: {reply['stderr'][-400:].strip() or 'no reason given'}")
+        self._is_ready = bool(reply.get("is_ready"))
         if not all(map(is_running, self._helpers)):
             raise BoxDiedError("a process that the box needs is gone")
         if reply["signal"] == signal.SIGKILL and self._was_oom_killed():
@@ -122,6 +125,8 @@ class Box:
 
     async def wait_ready(self) -> str:
         """Wait until the box is clean and takes the next call; the reason to replace it, or ""."""
+        if self._is_ready:
+            return ""
         try:
             async with asyncio.timeout(READY_S):
                 return str((await self._expect("ready"))["tainted"])

@@ -22,6 +22,7 @@ class MemoryGroups:
         self._limit_file = "memory.max" if is_v2 else "memory.limit_in_bytes"
         self._threads_file = "cgroup.threads" if is_v2 else "tasks"
         self._usage_file = "memory.current" if is_v2 else "memory.usage_in_bytes"
+        self._allowed: dict[str, int] = {}
         self._events_file = "memory.events" if is_v2 else "memory.oom_control"
 
     @classmethod
@@ -53,9 +54,12 @@ class MemoryGroups:
 
     def allow(self, box_id: str, memory_mb: int) -> None:
         """Let the box use what a call of `memory_mb` may need: more than the fork-server lets it have."""
+        if self._allowed.get(box_id) == memory_mb:
+            return
         limit = (BASE_MB + 2 * memory_mb) * MIB
         with contextlib.suppress(OSError):  # busy: the box holds more than that just now
             (self._folder / box_id / self._limit_file).write_text(str(limit))
+            self._allowed[box_id] = memory_mb
 
     def usage_mb(self, box_id: str) -> int:
         """Memory charged to the box; 0 when it is gone."""
@@ -84,6 +88,7 @@ class MemoryGroups:
         """Remove the group of a box that is dead; while the kernel still buries it this does nothing."""
         with contextlib.suppress(OSError):
             (self._folder / box_id).rmdir()
+            self._allowed.pop(box_id, None)
 
     def remove_dead(self) -> int:
         """Remove every group that is empty. How many are left."""

@@ -152,7 +152,7 @@ def devices():
 
 
 def secrets():
-    allowed = {"PATH", "LANG", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE"}
+    allowed = {"PATH", "LANG", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_BIND_NOW", "PYTHONDONTWRITEBYTECODE"}
     allowed |= {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "PYTHONHASHSEED", "TZ", "TMPDIR"}
     with open("/proc/1/environ", "rb") as file:
         names = {item.split(b"=")[0].decode() for item in file.read().split(b"\0") if item}

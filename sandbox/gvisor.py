@@ -45,6 +45,7 @@ _ENV = [
     "OPENBLAS_NUM_THREADS=1",
     "OMP_NUM_THREADS=1",
     "MALLOC_ARENA_MAX=1",
+    "LD_BIND_NOW=1",  # else every child looks up anew what it calls first
     "PYTHONHASHSEED=0",  # the same program prints its sets in the same order in every box
 ]
 

@@ -15,12 +15,11 @@ import os
 import resource
 import select
 import signal
-import struct
 import sys
 import time
 from typing import Any, NamedTuple, NoReturn
 
-from sandbox.guest import folders, preload, processes, program
+from sandbox.guest import folders, pipes, preload, processes, program
 from sandbox.guest.output import HeadTail
 from sandbox.guest.stream import SharedMemory
 
@@ -60,14 +59,14 @@ class ForkServer:
         self._tier = tier
         self._is_box = is_box
         self._work_dir = work_dir
-        self._in_fd, self._reply_fd = _hide_frame_pipes()
+        self._in_fd, self._reply_fd = pipes.hide_frame_pipes()
         self._wake_fd, self._wake_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._wake_write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         program.prepare()
         self._stamps: dict[str, tuple[int, ...]] = {}
-        self._wipe()
+        self._clean()
         self._shared = SharedMemory()
         self._started_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._unread_starts = 0  # programs that should have said on it that they start, and were not counted yet
@@ -88,25 +87,32 @@ class ForkServer:
         wants_spare = True
         while True:
             spare = self._fork() if wants_spare else None
-            body = self._read_exact(struct.unpack(">I", self._read_exact(4))[0])
+            body = self._read_frame()
             request = json.loads(body)
-            self._send({"kind": "result", **self._answer(spare, body, request["limits"])})
-            self._send({"kind": "ready", "tainted": self._wipe()})
+            result = self._answer(spare, body, request)
+            is_clean = not self._changed_folders()
+            self._send({"kind": "result", "is_ready": is_clean, **result})
+            if not is_clean:
+                self._send({"kind": "ready", "tainted": self._clean()})
             wants_spare = request.get("spare", True)
 
-    def _answer(self, spare: Child | None, body: bytes, limits: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, spare: Child | None, body: bytes, request: dict[str, Any]) -> dict[str, Any]:
         started = time.perf_counter()
-        child = spare or self._fork(is_spare=False)
+        limits = request["limits"]
+        child = spare or self._fork(request)
         self._unread_starts += 1
-        warmed_s = processes.cpu_s(child.pid) if spare else 0.0  # spent before there was a call
-        self._hand_over(child, body)
+        warmed_s = 0.0
+        if spare:
+            warmed_s = processes.cpu_s(child.pid)  # spent before there was a call
+            self._hand_over(child, body)
         keep = int(limits["output_kb"]) * 1024
         streams = {child.out_fd: HeadTail(keep), child.err_fd: HeadTail(keep)}
         ending = self._supervise(child, limits, streams, started)
         exec_s = time.perf_counter() - started
         swept = self._sweep()
+        pipes.empty(self._wake_fd)  # or the next call would begin with the end of this one
         for number, (fd, stream) in enumerate(streams.items()):
-            _drain(fd, stream, limit=stream.total + keep)
+            pipes.drain(fd, stream, limit=stream.total + keep)
             stream.feed(self._shared.take(number))  # what it had not come to write
             os.close(fd)
         self._shared.wipe()
@@ -135,45 +141,51 @@ class ForkServer:
         except BlockingIOError:
             return False
 
-    def _fork(self, *, is_spare: bool = True) -> Child:
-        """Fork the child of a call. A spare, forked before there is one, warms itself up while it waits."""
-        request_r, request_w = os.pipe()
+    def _fork(self, request: dict[str, Any] | None = None) -> Child:
+        """Fork the child of a call. A spare, forked before there is one, warms itself up while it waits for it."""
+        request_r, request_w = (-1, -1) if request else os.pipe()
         out_r, out_w = os.pipe()
         err_r, err_w = os.pipe()
         pid = os.fork()
         if pid == 0:
-            for fd in (self._in_fd, self._reply_fd, self._wake_fd, self._wake_write_fd, request_w, out_r, err_r):
-                os.close(fd)
-            self._be_child(request_r, out_w, err_w, is_spare=is_spare)
+            if request_w >= 0:
+                os.close(request_w)  # or it would wait for its own end of the request
+            self._be_child(request, request_r, out_w, err_w)
         for fd in (request_r, out_w, err_w):
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
         for fd in (out_r, err_r):
             os.set_blocking(fd, False)
         return Child(pid, request_w, out_r, err_r)
 
-    def _be_child(self, request_fd: int, out_fd: int, err_fd: int, *, is_spare: bool) -> NoReturn:
+    def _be_child(self, request: dict[str, Any] | None, request_fd: int, out_fd: int, err_fd: int) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
-            if is_spare:
-                poll = select.poll()
-                poll.register(request_fd, select.POLLIN)
-                if not poll.poll(SPARE_PATIENCE_MS):
-                    preload.run_snippet(program.execute, self._shared)
-            with open(request_fd, "rb") as file:
-                request = json.loads(file.read())
             program.run(
-                request,
+                request or self._await_request(request_fd),
                 out_fd=out_fd,
                 err_fd=err_fd,
                 started_fd=self._started_fd,
                 shared=self._shared,
                 work_dir=self._work_dir,
                 base_vm=self._base_vm,
+                is_box=self._is_box,
             )
         except BaseException:  # noqa: BLE001 - a child must never return into the loop of the fork-server
             with contextlib.suppress(BaseException):
-                os.write(_open_fd(err_fd, 2), program.traceback.format_exc().encode("utf-8", "backslashreplace"))
-            os._exit(1)
+                os.write(pipes.open_fd(err_fd, 2), program.traceback.format_exc().encode("utf-8", "backslashreplace"))
+            program.end_now(1)
+
+    def _await_request(self, request_fd: int) -> dict[str, Any]:
+        """The request that a spare child is given in the end."""
+        poll = select.poll()
+        poll.register(request_fd, select.POLLIN)
+        if not poll.poll(SPARE_PATIENCE_MS):
+            preload.run_snippet(program.execute, self._shared)
+        parts = []
+        while part := os.read(request_fd, pipes.READ_BYTES):
+            parts.append(part)
+        return dict(json.loads(b"".join(parts)))
 
     def _hand_over(self, child: Child, body: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # it died: the wait status will say so
@@ -221,8 +233,8 @@ class ForkServer:
     def _read(self, events: list[tuple[int, int]], streams: dict[int, HeadTail], poll: select.poll, limit: int) -> None:
         for fd, _ in events:
             if fd == self._wake_fd:
-                _empty(fd)
-            elif not _drain(fd, streams[fd], limit=limit):
+                pipes.empty(fd)
+            elif not pipes.drain(fd, streams[fd], limit=limit):
                 poll.unregister(fd)
 
     def _ask_where(self, child: Child, streams: dict[int, HeadTail], poll: select.poll, limit: int) -> None:
@@ -274,56 +286,41 @@ class ForkServer:
                     processes.signal_one(orphan, signal.SIGKILL)
             time.sleep(0.001)
 
-    def _wipe(self) -> str:
-        """Empty every place a program can write to; the reason to replace the box, or "".
+    def _changed_folders(self) -> list[str]:
+        """The places a program can write to that are not as they were when they were last emptied.
 
-        A directory that is as it was when it was last emptied is not looked into: any entry that comes, goes or
-        changes its name moves the time of change, which no program can set.
+        Any entry that comes, goes or changes its name moves a folder's time of change, which no program can set.
         """
-        tops = (*WIPED, self._work_dir) if self._is_box else (self._work_dir,)
-        changed = [top for top in tops if not self._is_box or self._stamps.get(top) != folders.stamp(top)]
-        left = [path for top in changed for path in folders.empty(top, but=self._work_dir)]
-        if changed:
-            os.makedirs(self._work_dir, exist_ok=True)  # root's, in a box: a program can neither remove nor mark it
-            os.chmod(self._work_dir, 0o777 if self._is_box else 0o700)
-            self._stamps = {top: folders.stamp(top) for top in tops}
+        if not self._is_box:
+            return [self._work_dir]
+        return [top for top in (*WIPED, self._work_dir) if self._stamps.get(top) != folders.stamp(top)]
+
+    def _clean(self) -> str:
+        """Empty every place a program has written to; the reason to replace the box, or ""."""
+        left = [path for top in self._changed_folders() for path in folders.empty(top, but=self._work_dir)]
+        os.makedirs(self._work_dir, exist_ok=True)  # root's, in a box: a program can neither remove nor mark it
+        os.chmod(self._work_dir, 0o777 if self._is_box else 0o700)
+        self._stamps = {top: folders.stamp(top) for top in (*WIPED, self._work_dir)}
         return f"files left behind: {left[:3]}" if left else ""
 
     def _send(self, message: dict[str, Any]) -> None:
         body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
-        view = memoryview(struct.pack(">I", len(body)) + body)
+        view = memoryview(len(body).to_bytes(4, "big") + body)
         while view:
             view = view[os.write(self._reply_fd, view) :]
 
-    def _read_exact(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            chunk = os.read(self._in_fd, count - len(data))
-            if not chunk:
-                os._exit(0)
-            data += chunk
+    def _read_frame(self) -> bytes:
+        """The next frame; the host sends one at a time, so that most take one system call."""
+        data = self._read_some()
+        while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+            data += self._read_some()
+        return data[4:]
+
+    def _read_some(self) -> bytes:
+        data = os.read(self._in_fd, pipes.READ_BYTES)
+        if not data:
+            os._exit(0)
         return data
-
-
-def _open_fd(*candidates: int) -> int:
-    """The first of them that is open."""
-    for fd in candidates:
-        with contextlib.suppress(OSError):
-            os.fstat(fd)
-            return fd
-    return -1
-
-
-def _hide_frame_pipes() -> tuple[int, int]:
-    """Move the frame pipes off fd 0 and 1, where a child would inherit them by habit."""
-    fds = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for target in (0, 1):
-        os.dup2(null, target)
-    os.close(null)
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    return fds
 
 
 def _hard_output(limits: dict[str, Any]) -> int:
@@ -352,24 +349,6 @@ def _without_our_frames(text: str) -> str:
     """What `WHERE_SIGNAL` printed names the runner's own files too."""
     folder = os.path.dirname(__file__)
     return "".join(line for line in text.splitlines(keepends=True) if f'  File "{folder}/' not in line)
-
-
-def _drain(fd: int, stream: HeadTail, *, limit: int) -> bool:
-    """Read what is there, but not past `limit` bytes in all. False at the end of the stream."""
-    while stream.total <= limit:
-        try:
-            data = os.read(fd, 65536)
-        except BlockingIOError:
-            return True
-        if not data:
-            return False
-        stream.feed(data)
-    return True
-
-
-def _empty(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        os.read(fd, 512)
 
 
 def _address_space() -> int:

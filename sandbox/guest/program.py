@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 from sandbox.guest.stream import SharedMemory, SharedText
 
 FILE_NAME = "main.py"
+OPEN_FDS = 1024  # a box has no more
 UID = 10000
 DIED_OF_MEMORY = signal.SIGRTMIN + 7
 DIED_OF_CPU = signal.SIGRTMIN + 8
@@ -37,13 +38,13 @@ MIB = 1 << 20
 _WANTS_FILE = re.compile(r"__file__|__del__|main|thread|multiprocessing|concurrent|inspect|runpy|argv")
 # Named, not searched for: to look at every name in sys.modules dirties a page for each, and to free a module more.
 _OUR_MODULES = (
-    "sandbox",
-    *(
-        f"sandbox.guest{name}"
-        for name in ("", ".preload", ".program", ".output", ".stream", ".folders", ".processes", ".forkserver")
-    ),
-)
+    "sandbox", "sandbox.guest", "sandbox.guest.folders", "sandbox.guest.forkserver", "sandbox.guest.output",
+    "sandbox.guest.pipes", "sandbox.guest.preload", "sandbox.guest.processes", "sandbox.guest.program",
+    "sandbox.guest.stream",
+)  # fmt: skip
 _hidden: list[object] = []
+# Our own names for them, whatever a program makes of `os`.
+end_now, send_signal = os._exit, os.kill
 MEMORY_SLACK = 32 * MIB  # given back after a MemoryError so that its traceback can be printed
 SHOWN_FRAMES = 2000  # of a traceback; more are cut in the middle before they cost memory and time
 TOO_DEEP = "the program is nested too deeply to be compiled"
@@ -268,21 +269,22 @@ def run(
     shared: SharedMemory,
     work_dir: str,
     base_vm: int,
+    is_box: bool,
 ) -> NoReturn:
     """Become the program of `request`. `base_vm` is the address space the interpreter has already (bytes).
 
     The event on `started_fd` says that all went well until the program's first line: what comes then is its own doing.
     """
     _wire(request, out_fd, err_fd, shared)
-    _confine(request["limits"], work_dir, base_vm)
+    _confine(request["limits"], work_dir, base_vm, drops_root=is_box)
     code = str(request["code"]).removeprefix("\ufeff")
     if _WANTS_FILE.search(code):
         with contextlib.suppress(OSError, ValueError), open(FILE_NAME, "w", encoding="utf-8", newline="") as file:
             file.write(code)
     _limit_files(request["limits"])
-    _fresh_interpreter(request.get("seed"))
+    _fresh_interpreter(request.get("seed"), work_dir)
     os.eventfd_write(started_fd, 1)
-    os.close(started_fd)
+    os.closerange(3, OPEN_FDS)  # nothing of the fork-server is left open
     try:
         exit_code = execute(code, request.get("history", ()))
     except BaseException as error:  # noqa: BLE001 - a limit that was met while a traceback was being made
@@ -298,27 +300,22 @@ def _wire(request: dict[str, Any], out_fd: int, err_fd: int, shared: SharedMemor
         while view:
             view = view[os.write(in_fd, view) :]
         os.lseek(in_fd, 0, os.SEEK_SET)
-        _move(in_fd, 0)
+        os.dup2(in_fd, 0)
         sys.stdin = sys.__stdin__ = _open_stdin()  # type: ignore[misc]
-    _move(out_fd, 1)
-    _move(err_fd, 2)
+    os.dup2(out_fd, 1)
+    os.dup2(err_fd, 2)
     # As in any interpreter the second name keeps the stream open when a program wraps or replaces the first.
     sys.stdout = sys.__stdout__ = shared.open_text(1, 0)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = shared.open_text(2, 1)  # type: ignore[misc]
 
 
-def _move(source: int, target: int) -> None:
-    os.dup2(source, target)
-    os.close(source)
-
-
-def _confine(limits: dict[str, Any], work_dir: str, base_vm: int) -> None:
+def _confine(limits: dict[str, Any], work_dir: str, base_vm: int, *, drops_root: bool) -> None:
     """Session, uid, directory, limits: in this order, because the later steps need what the earlier give up."""
     os.setsid()
     for number in (signal.SIGPIPE, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if os.getpid() != 1 and os.getppid() == 1 and os.getuid() == 0:
+    if drops_root:
         os.setgroups([])
         os.setresgid(UID, UID, UID)
         os.setresuid(UID, UID, UID)
@@ -343,17 +340,18 @@ def _set_limit(kind: int, soft: int, hard: int) -> None:
         resource.setrlimit(kind, (soft, hard))
 
 
-def _fresh_interpreter(seed: int | None) -> None:
+def _fresh_interpreter(seed: int | None, work_dir: str) -> None:
     """Look like a new interpreter: arguments, environment, modules, random state."""
     libraries = os.environ.get("LD_LIBRARY_PATH")  # without it a box's python does not start in a subprocess
     os.environ.clear()
     if libraries:
         os.environ["LD_LIBRARY_PATH"] = libraries
-    os.environ.update(ENVIRONMENT, HOME=os.getcwd(), TMPDIR="/tmp")  # noqa: S108 - the box's own tmpfs
+    os.environ.update(ENVIRONMENT, HOME=work_dir, TMPDIR="/tmp")  # noqa: S108 - the box's own tmpfs
     sys.argv = [FILE_NAME]
     sys.path[:] = ["", *(path for path in sys.path if path.startswith(sys.prefix) or path.startswith(sys.base_prefix))]
     _hidden.extend(sys.modules.pop(name, None) for name in _OUR_MODULES)
-    random.seed(seed)
+    if seed is not None:  # else the fork has seeded it anew
+        random.seed(seed)
     numpy, sympy_random = sys.modules.get("numpy"), sys.modules.get("sympy.core.random")
     if numpy is not None:
         numpy.random.seed(random.getrandbits(32) if seed is None else seed % (1 << 32))
@@ -376,8 +374,8 @@ def _end(exit_code: int) -> NoReturn:
             (stream.settle if type(stream) is SharedText else stream.flush)()
     if exit_code < 0:
         signal.signal(-exit_code, signal.SIG_DFL)
-        os.kill(os.getpid(), -exit_code)
-    os._exit(exit_code if exit_code >= 0 else 1)
+        send_signal(os.getpid(), -exit_code)
+    end_now(exit_code if exit_code >= 0 else 1)
 
 
 def _drop_program() -> None:

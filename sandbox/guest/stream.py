@@ -10,13 +10,13 @@ import contextlib
 import io
 import mmap
 import os
-import struct
 import threading
 from typing import Any
 
 CAPACITY = 64 * 1024
-_HEADER = struct.Struct("Q")
-_SLOT_BYTES = CAPACITY + _HEADER.size
+COUNT_BYTES = 8
+_NOTHING = bytes(COUNT_BYTES)
+_SLOT_BYTES = COUNT_BYTES + CAPACITY  # how much waits, and what
 _open: dict[int, "SharedBuffer"] = {}
 
 
@@ -25,23 +25,21 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, 2 * _SLOT_BYTES)
+        whole = memoryview(self._map)  # made once: the code behind it is one more thing that a child would page in
+        self._slots = [whole[number * _SLOT_BYTES : (number + 1) * _SLOT_BYTES] for number in (0, 1)]
         self._zeros = bytes(len(self._map))
 
     def open_text(self, fd: int, number: int) -> "SharedText":
         """A text stream on `fd` that waits in the slot of stdout (0) or stderr (1)."""
-        stream = SharedText(fd, self._slot(number))
+        stream = SharedText(fd, self._slots[number])
         _open[number] = stream.buffer
         return stream
 
-    def _slot(self, number: int) -> memoryview:
-        """A count, then the data."""
-        return memoryview(self._map)[number * _SLOT_BYTES : (number + 1) * _SLOT_BYTES]
-
     def take(self, number: int) -> bytes:
         """What is in a slot. The count is the program's word: at most what fits is believed."""
-        slot = self._slot(number)
-        count = min(_HEADER.unpack_from(slot)[0], CAPACITY)
-        return bytes(slot[_HEADER.size : _HEADER.size + count])
+        slot = self._slots[number]
+        count = min(int.from_bytes(slot[:COUNT_BYTES], "little"), CAPACITY)
+        return bytes(slot[COUNT_BYTES : COUNT_BYTES + count])
 
     def wipe(self) -> None:
         """Nothing of one program is there for the next."""
@@ -69,21 +67,21 @@ class SharedBuffer(io.BufferedIOBase):
             if self._is_direct or len(view) > CAPACITY:
                 self._write_out(view)
             else:
-                start = _HEADER.size + self._used
+                start = COUNT_BYTES + self._used
                 self._slot[start : start + len(view)] = view
                 self._used += len(view)
-                _HEADER.pack_into(self._slot, 0, self._used)
+                self._slot[:COUNT_BYTES] = self._used.to_bytes(COUNT_BYTES, "little")
         return len(view)
 
     def spill(self) -> None:
         """Write what waits to the fd."""
         with self._lock:
-            waiting, self._used = bytes(self._slot[_HEADER.size : _HEADER.size + self._used]), 0
+            waiting, self._used = bytes(self._slot[COUNT_BYTES : COUNT_BYTES + self._used]), 0
             if waiting:
                 try:
                     self._write_out(memoryview(waiting))
                 finally:
-                    _HEADER.pack_into(self._slot, 0, 0)
+                    self._slot[:COUNT_BYTES] = _NOTHING
 
     def _write_out(self, view: memoryview) -> None:
         while view:
