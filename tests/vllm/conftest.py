@@ -11,12 +11,14 @@ from transformers import Qwen3ForCausalLM
 
 from trainer.cluster import ENGINE_PYTHON, EngineHost
 from trainer.policy.model import load_model, load_weights
+from trainer.rollout.engine import SamplingSpec
 from trainer.rollout.engine_pool import EnginePool
 from trainer.rollout.remote import EngineSettings
 from trainer.rollout.weights import SharedWeights
 
 TINY_BASE = Path("models/tiny-base").resolve()
 CONTEXT = 700
+START_S = 300.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,6 +68,19 @@ class Engines:
         return self.publish()
 
 
+    def settle(self) -> None:
+        """Until every engine is up, also one that a test killed, and has the newest weights: what a test does to the
+        weights must not meet an engine that is only starting, where a guard that speaks ends the pool."""
+
+        async def wait() -> None:
+            spec = SamplingSpec(max_tokens=1, temperature=1.0, seed=0, stop_ids=())
+            await self.pool.generate([1, 2, 3], spec)
+            while any(slot.holds is not self.pool._snapshot for slot in self.pool._slots):
+                await self.pool._changed.wait()
+
+        self.run(asyncio.wait_for(wait(), START_S))
+
+
 @pytest.fixture(scope="module")
 def all_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     torch.set_num_threads(1)
@@ -82,5 +97,6 @@ def all_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 def engines(all_engines: Engines) -> Engines:
     """With the weights of models/tiny-base."""
     all_engines.restore()
+    all_engines.settle()
     all_engines.told.clear()
     return all_engines
