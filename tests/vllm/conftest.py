@@ -67,7 +67,6 @@ class Engines:
         load_weights(self.model, TINY_BASE)
         return self.publish()
 
-
     def settle(self) -> None:
         """Until every engine is up, also one that a test killed, and has the newest weights: what a test does to the
         weights must not meet an engine that is only starting, where a guard that speaks ends the pool."""
