@@ -119,7 +119,9 @@ def _cell(found: Sequence[float | None]) -> str:
 
 def draw(arms: Sequence[Arm]) -> go.Figure:
     """One panel a metric: each seed thin, the mean of the seeds thick."""
-    figure = make_subplots(rows=len(SHOWN), cols=1, shared_xaxes=True, subplot_titles=list(SHOWN.values()))
+    figure = make_subplots(
+        rows=len(SHOWN), cols=1, shared_xaxes=True, vertical_spacing=0.07, subplot_titles=list(SHOWN.values())
+    )
     for row, metric in enumerate(SHOWN, 1):
         for name in ARMS:
             curves = [bucket_means(arm.values[metric]) for arm in arms if arm.name == name]
