@@ -17,6 +17,9 @@ from webapp.embedded.supervisor import Service
 WEB_PORT = 8000
 SANDBOX_PORT = 8088
 RAY_DASHBOARD_PORT = 8265
+RAY_AGENT_PORT = (
+    52365  # another Ray on the machine has it: without an agent of its own ours takes no job, and says little
+)
 PROBE_TIMEOUT_S = 1.0
 
 
@@ -29,13 +32,15 @@ class Ports:
     web: int
     sandbox: int
     ray_dashboard: int
+    ray_agent: int
 
 
 def choose_ports(web: int, host: str) -> Ports:
     """The web port as asked for, since people type it; the inner ones anywhere free."""
     if not _is_free(host, web):
         raise PortTaken(f"port {web} is taken by another program: stop it, or run with ASTROLABE_PORT={web + 1}")
-    return Ports(web, _free_from(SANDBOX_PORT), _free_from(RAY_DASHBOARD_PORT))
+    inner = (_free_from(SANDBOX_PORT), _free_from(RAY_DASHBOARD_PORT), _free_from(RAY_AGENT_PORT, ""))
+    return Ports(web, *inner)
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -48,8 +53,9 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def _free_from(port: int) -> int:
-    return next(p for p in range(port, port + 200) if _is_free("127.0.0.1", p))
+def _free_from(port: int, host: str = "127.0.0.1") -> int:
+    """The first free port from `port` on; host "": free on every address."""
+    return next(p for p in range(port, port + 200) if _is_free(host, p))
 
 
 def environment(var: Path, ports: Ports, database_url: str) -> dict[str, str]:
@@ -95,6 +101,7 @@ def embedded_services(var: Path, ports: Ports, *, host: str, ray_temp: Path) -> 
             [str(Path(python).with_name("ray")), "start", "--head", "--block", "--node-ip-address", "127.0.0.1"]
             + ["--port", "0", "--num-cpus", str(cpus), "--disable-usage-stats"]
             + ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(ports.ray_dashboard)]
+            + ["--dashboard-agent-listen-port", str(ports.ray_agent)]
             + ["--object-store-memory", "100000000", "--temp-dir", str(ray_temp), "--include-log-monitor", "false"],
             ready=_answers(f"http://127.0.0.1:{ports.ray_dashboard}/api/version", any_status=True),
             ready_within_s=120,
