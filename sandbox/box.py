@@ -31,6 +31,10 @@ class BoxHungError(BoxError):
     """It did not answer in time."""
 
 
+class BoxSuspectError(BoxError):
+    """A program died of a memory fault in it, the first time it was run: by its own doing, or because of the box."""
+
+
 class BoxOutOfMemoryError(BoxError):
     """The host's memory limit for the box killed it: what ran in it asked for too much."""
 

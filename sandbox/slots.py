@@ -3,10 +3,11 @@
 import asyncio
 import itertools
 import logging
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from sandbox.box import Box, BoxError, BoxOutOfMemoryError
+from sandbox.box import Box, BoxError, BoxOutOfMemoryError, BoxSuspectError
 from sandbox.jobs import Job
 from sandbox.tiers import Tier
 
@@ -21,6 +22,7 @@ RECYCLE_GROWTH_MB = 256  # a box keeps what its programs freed
 CHECK_EVERY_CALLS = 20
 LARGE_KB = 200_000
 RESTART_BACKOFF_S = (0.2, 1.0, 5.0)
+_MEMORY_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 DROP_AFTER_S = 1.0  # most calls whose caller has gone end by themselves sooner
 DROP_SAVES_S = 2.0  # a new box costs half a second of CPU: not for a call that ends soon anyway
 
@@ -143,6 +145,8 @@ class Slot:
         try:
             with self._pool.where.at_work(box):
                 reply = await box.run(job.call, spare=self._pool.wants_spare(self.tier))
+                if _is_memory_fault(reply) and job.attempts == 1:
+                    raise BoxSuspectError(f"a program died of signal {reply['signal']}: once more on another box")
                 self._pool.answer(job, reply, box=box, queue_s=queue_s)
                 self.job = None
                 tainted = await box.wait_ready()
@@ -169,3 +173,8 @@ class Slot:
         if is_due and box.threads() > RECYCLE_THREADS:
             return "threads"
         return ""
+
+
+def _is_memory_fault(reply: dict[str, Any]) -> bool:
+    """Seldom, and only on a busy machine, whole boxes were seen in which any import of a library died of it."""
+    return reply["status"] == "signal" and reply["signal"] in _MEMORY_FAULTS

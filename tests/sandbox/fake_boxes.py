@@ -26,7 +26,7 @@ class FakeLauncher:
 
 
 class FakeBox:
-    """Runs `hold` until released, `die`, `oom` and `crash` as they say, everything else at once."""
+    """Runs `hold` until released, `die`, `oom`, `crash` and `fault` (`once`) as they say, everything else at once."""
 
     def __init__(self, pool: "FakePool", tier: Tier) -> None:
         self.id = f"box-{next(_numbers)}"
@@ -51,10 +51,13 @@ class FakeBox:
             await self._wait_released(call)
         if self.dead.is_set():
             raise BoxDiedError("it died")
+        is_first = [ran for ran, _ in self._pool.ran].count(call.id) == 1
+        is_faulty = "fault" in call.code and (is_first or "once" not in call.code)
+        fault = {"status": "signal", "exit_code": None, "signal": 11} if is_faulty else {}
         return {
             "status": "ok", "exit_code": 0, "signal": None, "stdout": "", "stderr": "", "stdout_bytes": 0,
             "stderr_bytes": 0, "truncated": False, "exec_ms": 1.0, "cpu_ms": 1.0, "max_rss_kb": 1, "swept": True,
-        }  # fmt: skip
+        } | fault  # fmt: skip
 
     async def _wait_released(self, call: ExecutionCall) -> None:
         self._pool.held[call.id] = self

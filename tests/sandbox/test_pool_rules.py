@@ -154,6 +154,20 @@ async def test_a_box_that_dies_is_replaced_and_its_call_retried_once() -> None:
         assert statuses(await collect(pool.submit(calls("1", "1")))) == {"ok": 2}
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "faults"), [("fault once", ExecutionStatus.OK, 1), ("fault", ExecutionStatus.SIGNAL, 1)]
+)
+async def test_a_memory_fault_is_believed_when_it_repeats_itself(
+    code: str, status: ExecutionStatus, faults: int
+) -> None:
+    """Boxes were seen, under load, in which each import of a library died: that is no answer of the program."""
+    async with FakePool({LIGHT: 2}) as pool:
+        (execution,) = await collect(pool.submit(calls(code)))
+        assert (execution.status, execution.attempts) == (status, 2)
+        await pool.settle()
+        assert pool.tally.replaced == {"BoxSuspectError": faults}
+
+
 async def test_a_call_that_kills_its_box_by_memory_is_not_tried_again() -> None:
     async with FakePool({LIGHT: 1}) as pool:
         (execution,) = await collect(pool.submit(calls("oom")))
