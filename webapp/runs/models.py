@@ -205,8 +205,8 @@ class LogLine(models.Model):
         return self.text[:80]
 
 
-class TokenReportRow(models.Model):
-    """`contracts.events.TokenReport` of one step; the newest attempt's stands."""
+class StepReport(models.Model):
+    """A report on one step as the driver sent it, whole; the newest attempt's stands."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="+", db_index=False)
     attempt = models.PositiveIntegerField()
@@ -214,29 +214,26 @@ class TokenReportRow(models.Model):
     step = models.IntegerField()
     report = models.JSONField()
     created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self._meta.verbose_name} of step {self.step}"
+
+
+class TokenReportRow(StepReport):
+    """`contracts.events.TokenReport`."""
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "stage", "step"], name="token_report_once")]
 
-    def __str__(self) -> str:
-        return f"tokens of step {self.step}"
 
-
-class TimelineRow(models.Model):
-    """`contracts.events.StepTimeline` of one step; the newest attempt's stands."""
-
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="+", db_index=False)
-    attempt = models.PositiveIntegerField()
-    stage = models.SmallIntegerField()
-    step = models.IntegerField()
-    report = models.JSONField()
-    created_at = models.DateTimeField(auto_now_add=True)
+class TimelineRow(StepReport):
+    """`contracts.events.StepTimeline`."""
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "stage", "step"], name="timeline_once")]
-
-    def __str__(self) -> str:
-        return f"timeline of step {self.step}"
 
 
 class Checkpoint(models.Model):
