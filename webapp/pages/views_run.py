@@ -20,7 +20,7 @@ from webapp.pages import launching, queries, recipe_form, recipe_yaml
 from webapp.pages.charts import charts_of
 from webapp.runs import actions
 from webapp.runs.access import get_run
-from webapp.runs.models import RESUMABLE_STATES, STOPPABLE_STATES, Run, RunState, TokenReportRow
+from webapp.runs.models import RESUMABLE_STATES, STOPPABLE_STATES, Run, RunState, StepReport, TokenReportRow
 
 WINDOW_WORDS = {
     TokenWindow.BEFORE_OK: "before a call that succeeded",
@@ -168,26 +168,38 @@ def _step_url(run: Run, step: int) -> str:
 @require_GET
 def tokens(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
-    reports = TokenReportRow.objects.filter(run=run).order_by("stage", "step")
-    numbers = list(reports.values_list("step", flat=True))
-    asked = request.GET.get("step", "")
-    step = int(asked) if asked.isdigit() and int(asked) in numbers else (numbers[-1] if numbers else None)
-    row = reports.filter(step=step).last() if step is not None else None
-    at = numbers.index(step) if step is not None else 0
+    reported = find_report(request, TokenReportRow, run)
+    row = reported["row"]
     return render_run(
         request,
         "pages/run_tokens.html",
         run,
         "tokens",
         **charts_context(run, "tokens"),
+        **reported,
         report=row.report if row else None,
-        step=step,
         classes=_classes(row.report) if row else [],
         tables=_top_tables(row.report) if row else [],
         windows=_windows(row.report) if row else [],
-        newer=numbers[at + 1] if at + 1 < len(numbers) else None,
-        older=numbers[at - 1] if at > 0 else None,
     )
+
+
+def find_report(request: HttpRequest, model: type[StepReport], run: Run) -> dict[str, Any]:
+    """The run's report on the step asked for, by default the newest one, and the steps beside it: row, step, older,
+    newer; each None where there is none."""
+    reports = model._default_manager.filter(run=run).order_by("stage", "step")
+    numbers = list(reports.values_list("step", flat=True))
+    asked = request.GET.get("step", "")
+    if not numbers:
+        return {"row": None, "step": None, "older": None, "newer": None}
+    step = int(asked) if asked.isdigit() and int(asked) in numbers else numbers[-1]
+    at = numbers.index(step)
+    return {
+        "row": reports.filter(step=step).last(),
+        "step": step,
+        "older": numbers[at - 1] if at > 0 else None,
+        "newer": numbers[at + 1] if at + 1 < len(numbers) else None,
+    }
 
 
 def _top_tables(report: dict[str, Any]) -> list[tuple[str, list[Any], list[Any]]]:

@@ -7,7 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
 
 from webapp.pages import gantt
-from webapp.pages.views_run import charts_context, render_run
+from webapp.pages.views_run import charts_context, find_report, render_run
 from webapp.runs.access import get_run
 from webapp.runs.models import TimelineRow
 
@@ -16,12 +16,8 @@ from webapp.runs.models import TimelineRow
 @require_GET
 def timeline(request: HttpRequest, run_id: UUID) -> HttpResponse:
     run = get_run(request.user, run_id)
-    rows = TimelineRow.objects.filter(run=run).order_by("stage", "step")
-    numbers = list(rows.values_list("step", flat=True))
-    asked = request.GET.get("step", "")
-    step = int(asked) if asked.isdigit() and int(asked) in numbers else (numbers[-1] if numbers else None)
-    row = rows.filter(step=step).last() if step is not None else None
-    at = numbers.index(step) if step is not None else 0
+    reported = find_report(request, TimelineRow, run)
+    row = reported["row"]
     drawn = {}
     if row is not None:
         drawn = {
@@ -39,7 +35,5 @@ def timeline(request: HttpRequest, run_id: UUID) -> HttpResponse:
         "timeline",
         **charts_context(run, "timeline"),
         **drawn,
-        step=step,
-        older=numbers[at - 1] if at > 0 else None,
-        newer=numbers[at + 1] if at + 1 < len(numbers) else None,
+        **reported,
     )
