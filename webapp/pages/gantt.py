@@ -56,7 +56,7 @@ def in_flight(report: Mapping[str, Any]) -> list[Lane]:
     for kind in SpanKind:
         values = report["in_flight"].get(kind)
         if values:
-            note = f"mean {sum(values) / len(values):.1f}, peak {max(values):.0f}"
+            note = f"mean {sum(values) / len(values):.1f}, peak {max(values):.3g}"
             found.append(Lane(KIND_WORDS[kind], note, kind.value, line=_area(values, max(values))))
     return found
 
