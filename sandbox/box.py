@@ -17,6 +17,18 @@ READY_S = 2.0  # after a result: wiping and forking the next child
 WATCHDOG_GRACE_S = 1.2  # past the wall limit: 0.2 s of soft kill in the box, then 1 s
 MAX_FRAME_BYTES = 64 << 20
 _PROBE = ExecutionCall(id="probe", code="print(6 * 7)")
+_PROOF = ExecutionCall(
+    id="proof",
+    code="""\
+for name in ("base64", "ctypes", "mmap", "sqlite3", "lzma"):
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+print(len(b"x" * (32 << 20)))
+""",
+)
+_PROVEN = f"{32 << 20}\n"
 
 
 class BoxError(Exception):
@@ -32,7 +44,7 @@ class BoxHungError(BoxError):
 
 
 class BoxSuspectError(BoxError):
-    """A program died of a memory fault in it, the first time it was run: by its own doing, or because of the box."""
+    """A program died of a memory fault in it, and the box cannot do what any program may ask for either."""
 
 
 class BoxOutOfMemoryError(BoxError):
@@ -136,6 +148,20 @@ class Box:
                 return str((await self._expect("ready"))["tainted"])
         except TimeoutError:
             raise BoxHungError("the box did not become ready again") from None
+
+    async def prove(self) -> str:
+        """A program died of a memory fault: does the box still map files and memory? BoxSuspectError if not.
+
+        Waits until the box is ready, before and after; the reason to replace it, or "".
+        """
+        tainted = await self.wait_ready()
+        try:
+            reply = await self.run(_PROOF, spare=False)
+        except BoxOutOfMemoryError as error:  # not by the program, which has ended
+            raise BoxSuspectError(str(error)) from error
+        if reply["stdout"] != _PROVEN:
+            raise BoxSuspectError(f"programs die in it: {reply['status']} {reply['signal'] or ''}".strip())
+        return tainted or await self.wait_ready()
 
     async def wait_dead(self) -> None:
         """Wait until its process has ended."""

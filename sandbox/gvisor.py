@@ -238,6 +238,8 @@ class GvisorLauncher:
             with contextlib.suppress(OSError):
                 children = path.read_text().split()
                 found += [int(pid) for pid in children if _command(int(pid)).startswith(b"runsc-gofer")]
+        if not found and (gofer := self._gofer_pid(launched.box_id)) is not None:
+            found.append(gofer)  # a list of children may miss one while another ends
         return found
 
     def load(self, launched: Launched) -> int:

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from sandbox.box import Box, BoxError, BoxOutOfMemoryError, BoxSuspectError
+from sandbox.box import Box, BoxError, BoxOutOfMemoryError
 from sandbox.jobs import Job
 from sandbox.tiers import Tier
 
@@ -145,11 +145,10 @@ class Slot:
         try:
             with self._pool.where.at_work(box):
                 reply = await box.run(job.call, spare=self._pool.wants_spare(self.tier))
-                if _is_memory_fault(reply) and job.attempts == 1:
-                    raise BoxSuspectError(f"a program died of signal {reply['signal']}: once more on another box")
+                tainted = await box.prove() if _is_memory_fault(reply) else ""
                 self._pool.answer(job, reply, box=box, queue_s=queue_s)
                 self.job = None
-                tainted = await box.wait_ready()
+                tainted = tainted or await box.wait_ready()
         except BoxOutOfMemoryError:
             self._pool.blame(job, box=box, spent_s=time.monotonic() - self._started, queue_s=queue_s)
             self.job = None
@@ -176,5 +175,5 @@ class Slot:
 
 
 def _is_memory_fault(reply: dict[str, Any]) -> bool:
-    """Seldom, and only on a busy machine, whole boxes were seen in which any import of a library died of it."""
+    """A host that gives the box's kernel no more memory shows itself so in any program that maps a file."""
     return reply["status"] == "signal" and reply["signal"] in _MEMORY_FAULTS

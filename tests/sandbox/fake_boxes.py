@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.execution import Execution, ExecutionCall
-from sandbox.box import BoxDiedError, BoxOutOfMemoryError
+from sandbox.box import BoxDiedError, BoxOutOfMemoryError, BoxSuspectError
 from sandbox.launcher import Launcher
 from sandbox.pool import Pool
 from sandbox.tiers import Tier
@@ -26,7 +26,7 @@ class FakeLauncher:
 
 
 class FakeBox:
-    """Runs `hold` until released, `die`, `oom`, `crash` and `fault` (`once`) as they say, everything else at once."""
+    """Runs `hold` until released; `die`, `oom`, `crash`, `fault`, `bad box` (`once`) as they say; all else at once."""
 
     def __init__(self, pool: "FakePool", tier: Tier) -> None:
         self.id = f"box-{next(_numbers)}"
@@ -36,6 +36,7 @@ class FakeBox:
         self.dead = asyncio.Event()
         self._pool = pool
         self._released = asyncio.Event()
+        self._is_bad = False
 
     async def run(self, call: ExecutionCall, **options: Any) -> dict[str, Any]:
         self.calls += 1
@@ -52,7 +53,8 @@ class FakeBox:
         if self.dead.is_set():
             raise BoxDiedError("it died")
         is_first = [ran for ran, _ in self._pool.ran].count(call.id) == 1
-        is_faulty = "fault" in call.code and (is_first or "once" not in call.code)
+        self._is_bad = "bad box" in call.code and (is_first or "once" not in call.code)
+        is_faulty = self._is_bad or "fault" in call.code
         fault = {"status": "signal", "exit_code": None, "signal": 11} if is_faulty else {}
         return {
             "status": "ok", "exit_code": 0, "signal": None, "stdout": "", "stderr": "", "stdout_bytes": 0,
@@ -74,6 +76,11 @@ class FakeBox:
         self._released.set()
 
     async def wait_ready(self) -> str:
+        return ""
+
+    async def prove(self) -> str:
+        if self._is_bad:
+            raise BoxSuspectError("programs die in it")
         return ""
 
     async def wait_dead(self) -> None:
