@@ -44,6 +44,10 @@ class NodeAgent:
         # The node's death signal follows the thread that started it, so one thread starts it each time and never ends.
         threading.Thread(target=self._keep, name="sandbox-node", daemon=True).start()
 
+    def __repr__(self) -> str:
+        """The URL at the start: Ray's dashboard shows it of the actor (`repr_name`), where the web app reads it."""
+        return self.url()
+
     def url(self) -> str:
         """Where the node listens; the same after a restart of the node."""
         return f"http://{self._host}:{self._port}"

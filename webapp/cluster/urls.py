@@ -4,4 +4,4 @@ from webapp.cluster import views
 
 app_name = "cluster"
 
-urlpatterns = [path("cluster/notice/", views.notice, name="notice")]
+urlpatterns = [path("cluster/", views.page, name="page"), path("cluster/notice/", views.notice, name="notice")]

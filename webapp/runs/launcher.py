@@ -1,4 +1,4 @@
-"""Ray's job API behind four calls. The only file of the web app that imports ray.
+"""Ray's job API behind four calls, and its dashboard's answers. The only file of the web app that imports ray.
 
 Authentication is Ray's own: the client reads RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH of the environment.
 """
@@ -15,6 +15,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 REQUEST_TIMEOUT_S = 20.0
+LOOK_TIMEOUT_S = 5.0  # somebody waits for a page
 LOG_TAIL_CHARS = 8000
 
 
@@ -50,13 +51,14 @@ class Launcher(Protocol):
     def report(self, job_id: str) -> JobReport: ...
     def stop(self, job_id: str) -> None: ...
     def log_tail(self, job_id: str) -> str: ...
+    def look(self, endpoint: str) -> dict[str, Any]: ...
 
 
 class _Client(JobSubmissionClient):
     """Ray's client has no time limit of its own; a hanging head must not hang the worker."""
 
     def _do_request(self, method: str, endpoint: str, **kwargs: Any) -> requests.Response:
-        return super()._do_request(method, endpoint, timeout=REQUEST_TIMEOUT_S, **kwargs)
+        return super()._do_request(method, endpoint, **{"timeout": REQUEST_TIMEOUT_S} | kwargs)
 
 
 class RayLauncher:
@@ -94,6 +96,17 @@ class RayLauncher:
     def log_tail(self, job_id: str) -> str:
         reply = self._request("GET", f"/api/jobs/{job_id}/logs")
         return str(reply.json().get("logs") or "")[-LOG_TAIL_CHARS:] if reply.ok else ""
+
+    def look(self, endpoint: str) -> dict[str, Any]:
+        """The `data` of an answer of Ray's dashboard, e.g. of /api/v0/actors."""
+        reply = self._request("GET", endpoint, timeout=LOOK_TIMEOUT_S)
+        try:
+            answer = reply.json() if reply.ok else {}
+            if answer.get("result"):
+                return dict(answer["data"])
+        except (json.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+            pass
+        raise LauncherUnavailable(f"Ray answered {reply.status_code} to {endpoint}: {_message(reply)[:300]}")
 
     def _request(self, method: str, endpoint: str, **kwargs: Any) -> requests.Response:
         try:

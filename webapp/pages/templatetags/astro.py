@@ -37,6 +37,7 @@ PLACES = (
     ("runs", "Runs", "pages:runs"),
     ("datasets", "Data sets", "datasets:list"),
     ("leaderboards", "Leaderboards", "benchmarks:list"),
+    ("cluster", "Cluster", "cluster:page"),
 )
 
 
