@@ -29,7 +29,7 @@ from trainer.refusal import RunRefused, list_differences
 from trainer.reporter import Reporter
 from trainer.rl import run_rl
 from trainer.rollout.agent import Grader, Tool
-from trainer.rollout.chat import Chat, load_tokenizer
+from trainer.rollout.chat import Chat, open_chat
 from trainer.sampler import Sampler, Stopped
 from trainer.seeds import derive_seed, seed_generators
 from trainer.sft import run_sft
@@ -84,7 +84,7 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
     engine = open_engine(
         recipe, model, source, out=places.out, max_context=longest + MAX_PROMPT_TOKENS, reporter=reporter
     )
-    chat = Chat(load_tokenizer(source))
+    chat = open_chat(source)
     sampler = Sampler(runner, engine, chat, tool=parts.make_tool(chat), grader=parts.grader)
     context = RunContext(
         recipe=recipe,

@@ -26,7 +26,7 @@ from trainer.reward import pool as pool_module
 from trainer.reward.answer import extract_answer
 from trainer.reward.pool import GraderPool
 from trainer.rollout.agent import RolloutRequest, Rollouts, ToolResponse, run_trajectory
-from trainer.rollout.chat import Chat, load_tokenizer
+from trainer.rollout.chat import Chat, load_tokenizer, open_chat
 from trainer.rollout.collect import Watch, collect
 from trainer.rollout.engine import FinishReason, Generation, SamplingSpec
 from trainer.rollout.feedback import render
@@ -233,12 +233,17 @@ async def test_a_prompt_that_fills_the_context_gives_no_tokens_and_reward_0():
     assert (trajectory.response_ids, trajectory.turns, trajectory.reward) == ([], [], 0.0)
 
 
-def test_generation_stops_at_the_template_s_end_and_at_the_tokenizer_s():
+@pytest.mark.parametrize(("config", "named"), [("{}", set()), ('{"eos_token_id": 5}', {5}), ("[", set()), ("", set())])
+def test_generation_stops_where_template_tokenizer_or_generation_config_end(tmp_path, config, named):
     """https://github.com/huggingface/trl/issues/3425"""
     tokenizer = make_tokenizer()
     tokenizer.eos_token = "<|endoftext|>"
-    chat = Chat(tokenizer)
-    assert {chat.text([i]) for i in chat.stop_ids} == {"<|im_end|>", "<|endoftext|>"}
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(config)
+    chat = open_chat(tmp_path)
+    assert {chat.text([i]) for i in set(chat.stop_ids) - named} == {"<|im_end|>", "<|endoftext|>"}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 4]}')
+    assert set(open_chat(tmp_path).stop_ids) == {4, 5, *chat.stop_ids}
 
 
 async def test_a_tool_response_is_appended_once():

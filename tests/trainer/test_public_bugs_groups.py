@@ -1,9 +1,13 @@
 """Public bugs of groups, rewards, records and metrics, one test each; `test_bug_index.py` says where the others are."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,23 +15,29 @@ import torch
 from pydantic import ValidationError
 
 from contracts.curation import RULES, Check
-from contracts.recipe import Overlong, Resample, RlStage, Sampling
+from contracts.execution import Execution, ExecutionStatus
+from contracts.recipe import Overlong, Resample, RlStage, Sampling, ToolSettings
 from contracts.scoring import Graded
 from contracts.trajectory import Decision, StopReason, ToolCallRow, ToolStatus
+from sandbox.client import SandboxClient
 from tests.trainer.fakes import TINY_BASE, FakeEngine, FakeGrader, FakeTool, answer_text, call_text
 from tests.trainer.pipeline_run import RL, STAGES, TinyRun, collect_and_grade_by_ids
 from tests.trainer.tiny import make_model
 from trainer.algorithm.packing import Row
+from trainer.algorithm.resample import Candidate, SelectionRule, select_rollouts
 from trainer.analysis.tokens import MarkSettings, analyze
+from trainer.cluster import sandbox_urls
 from trainer.data.curation import curate_rows
 from trainer.data.problems import dump_problems, load_problems
 from trainer.data.sources import read_rows
 from trainer.measure import measure_rollouts
 from trainer.policy.model import compute_logprobs
-from trainer.rl import WATCHED_PROMPTS, give_advantages, judge_groups
+from trainer.reward.pool import GraderPool
+from trainer.rl import WATCHED_PROMPTS, _learn, give_advantages, judge_groups
 from trainer.rollout.agent import RolloutRequest, Rollouts, run_trajectory
 from trainer.rollout.chat import Chat, load_tokenizer
 from trainer.rollout.collect import collect
+from trainer.rollout.python_tool import PythonTool
 from trainer.rollout.trajectory import Problem, Trajectory
 
 CHAT = Chat(load_tokenizer(TINY_BASE))
@@ -82,6 +92,40 @@ def test_a_length_penalty_makes_no_group_of_right_answers_informative():
     assert [r.advantage for r in group] == [None] * 4
 
 
+def test_a_rollout_without_a_token_is_counted_and_not_learned_from(monkeypatch: pytest.MonkeyPatch):
+    """Aborted before the first token it crashed the step, or made a mean NaN:
+    https://github.com/verl-project/verl/issues/6675"""
+    members = [graded("p", 0, 1.0, tokens=4), graded("p", 1, 0.0, tokens=0), graded("p", 2, 0.0, tokens=2)]
+    [group] = judge_groups(CONTEXT, 1, make_stage(resample=Resample.NONE, group_size=3), step=1, trajectories=members)
+    give_advantages([group], make_stage(group_size=3))
+    assert [r.advantage for r in group] == pytest.approx([1.1547, -0.5774, -0.5774], abs=1e-4)  # it counts in the mean
+    learned: list[int] = []
+
+    def learn(model: Any, optimizer: Any, samples: Any, **others: Any) -> None:
+        learned.extend(len(sample.row.response_ids) for sample in samples)
+
+    monkeypatch.setattr("trainer.rl.learn", learn)
+    engine = SimpleNamespace(set_version=lambda version: None)
+    policy = SimpleNamespace(model=None, optimizer=None, version=0)
+    context: Any = SimpleNamespace(policy=policy, sampler=SimpleNamespace(engine=engine))
+    _learn(context, make_stage(), [group], rate=1e-3, seed=1, reference=None)
+    assert learned == [4, 2]
+    values = measure_rollouts(members)
+    assert (values["response/tokens_mean"], values["reward/mean"]) == pytest.approx((2, 1 / 3))
+
+
+@pytest.mark.parametrize(("size", "expected"), [(2, 0.7048), (16, 0.0418)])  # 0.18^G + 0.82^G
+def test_groups_of_equal_rewards_are_as_many_as_chance_makes(size: int, expected: float):
+    """https://github.com/jsboige/CoursIA/issues/10603"""
+    rng = np.random.default_rng(1)
+    groups = 4000
+    rewards = (rng.random((groups, size)) < 0.18).astype(float)
+    rule = SelectionRule(Resample.NONE, size)
+    ledgers = [select_rollouts([Candidate(reward, 0.0, 0.0) for reward in group], rule, rng) for group in rewards]
+    equal = sum(lines[0].decision is Decision.EQUAL_REWARD for lines in ledgers)
+    assert equal / groups == pytest.approx(expected, abs=3 * (expected * (1 - expected) / groups) ** 0.5)
+
+
 def test_truncated_sampling_cannot_be_asked_for():
     """Top-p and top-k bias the ratio though the policies are equal: https://github.com/huggingface/trl/issues/7269"""
     for name in ("top_p", "top_k", "min_p"):
@@ -119,6 +163,30 @@ async def test_each_rollout_is_graded_by_the_answer_of_its_own_problem():
         [trajectory] = await collect([RolloutRequest(problem, 0, seed=1)], parts)
         rewards.append(trajectory.reward)
     assert (seen, rewards) == ([("4", "4"), ("4", "5")], [1.0, 0.0])
+
+
+async def test_the_sandbox_is_where_the_environment_says_and_grading_needs_no_service(monkeypatch: pytest.MonkeyPatch):
+    """Case S of the released code: a service anywhere but on localhost:8088 could not be configured."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        if request.url.path == "/v1/health":
+            return httpx.Response(404)
+        calls = json.loads(request.content)["calls"]
+        done = [Execution(id=call["id"], status=ExecutionStatus.OK, stdout="4\n") for call in calls]
+        return httpx.Response(200, text="".join(f"{execution.model_dump_json()}\n" for execution in done))
+
+    monkeypatch.setenv("SANDBOX_URLS", "http://10.1.2.3:9999/, http://far.example:1")
+    assert sandbox_urls() == ["http://10.1.2.3:9999/", "http://far.example:1"]
+    parts = Rollouts(
+        FakeEngine(CHAT, [call_text("print(4)"), answer_text("4")]), CHAT, FakeTool(), FakeGrader(), Sampling()
+    )
+    async with SandboxClient(sandbox_urls(), transport=httpx.MockTransport(answer)) as client, GraderPool() as grader:
+        own = replace(parts, tool=PythonTool(client, ToolSettings(), CHAT), grader=grader)
+        [trajectory] = await collect([RolloutRequest(Problem("p", "What is 2 + 2?", "4"), 0, seed=1)], own)
+    assert (trajectory.tool_calls[0].status, trajectory.reward) == (ToolStatus.OK, 1.0)
+    assert {httpx.URL(url).host for url in asked} <= {"10.1.2.3", "far.example"}
 
 
 # --- Records ---

@@ -31,10 +31,19 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-class Chat:
-    """Prompts, tool responses and stop ids in the ids of one tokenizer."""
+def open_chat(path: Path) -> "Chat":
+    """The chat of a model folder, which stops at every end that its tokenizer, template or generation config names."""
+    try:
+        ends = json.loads((path / "generation_config.json").read_text())["eos_token_id"]
+    except (OSError, ValueError, LookupError, TypeError):
+        ends = None
+    return Chat(load_tokenizer(path), ends if isinstance(ends, list) else [ends])
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+
+class Chat:
+    """Prompts, tool responses and stop ids in the ids of one tokenizer. `ends`: further ids that end a turn."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, ends: Sequence[int | None] = ()) -> None:
         self.tokenizer = tokenizer
         backend = tokenizer.backend_tokenizer
         self._special = {token.content: i for i, token in backend.get_added_tokens_decoder().items()}
@@ -50,8 +59,8 @@ class Chat:
             raise ChatError("the chat template does not close an assistant turn with one special token")
         self.turn_end_id: int = end_ids[0]
         self._empty_response = len(self._fill(self._suffix, ""))
-        eos = tokenizer.eos_token_id
-        self.stop_ids: tuple[int, ...] = tuple(sorted({self.turn_end_id} | ({eos} if eos is not None else set())))
+        stops = {self.turn_end_id, tokenizer.eos_token_id, *ends} - {None}
+        self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
 
     def prompt_ids(self, problem: str) -> list[int]:
         """Ids of the conversation up to where the model begins to write."""
