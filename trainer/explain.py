@@ -216,7 +216,7 @@ def find_loads(recipe: Recipe, assumptions: Assumptions) -> Iterator[Load]:
             problems, held_out = max(0, stage.count - stage.held_out), stage.held_out
             if (screening := stage.parsed_checks.screening) is not None:
                 load = _load(stage, SCREENING, 1, stage.count * screening.samples, assumptions)
-                yield replace(load, stored_bytes=0.0)  # trajectories of a screening are not kept
+                yield replace(load, stored_bytes=0.0)  # a curation keeps the counts, not the trajectories
         elif isinstance(stage, RlStage):
             yield from _rl_loads(stage, problems, held_out, assumptions)
         elif isinstance(stage, EvaluateStage):
@@ -229,8 +229,7 @@ def _rl_loads(stage: RlStage, problems: int, held_out: int, assumptions: Assumpt
     if stage.hard_subset is not None:
         needed = min(problems, stage.steps * stage.prompts_per_step)
         screened = min(problems, SCREEN_FACTOR * needed)
-        load = _load(stage, SCREENING, 1, screened * stage.hard_subset.samples, assumptions)
-        yield replace(load, stored_bytes=0.0)
+        yield _load(stage, SCREENING, 1, screened * stage.hard_subset.samples, assumptions)
     yield _load(stage, STEP, stage.steps, stage.prompts_per_step * stage.oversample, assumptions)
     if stage.evaluate_every and held_out:
         rollouts = min(held_out, stage.evaluate_problems) * EVALUATION_SAMPLES

@@ -85,7 +85,7 @@ def test_a_step_an_evaluation_and_a_screening():
     loads = list(find_loads(recipe(rl(evaluate_every=2, evaluate_problems=64, hard_subset={"samples": 3})), ROUND))
     screening, step, evaluation = loads
     # 6 steps of 4 prompts can use 24 problems; at most 48 of the 100 are screened, 3 rollouts each
-    assert (screening.times, screening.rollouts, screening.stored_bytes) == (1, 144, 0)
+    assert (screening.times, screening.rollouts, screening.stored_bytes) == (1, 144, 144_000)
     # 4 prompts x 8 rollouts, 100 tokens each, 2 calls each
     assert (step.times, step.rollouts, step.tokens, step.policy_tokens, step.calls) == (6, 32, 3200, 2400, 64)
     assert step.stored_bytes == 32_000
