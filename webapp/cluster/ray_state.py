@@ -67,11 +67,11 @@ class RayCluster:
     error: str = ""
 
 
-def look_at_ray() -> RayCluster:
-    """Two requests to Ray's dashboard, now."""
+def look_at_ray(*, with_machines: bool = True) -> RayCluster:
+    """Asks Ray's dashboard now: for the agents, and first for all machines, which is a long answer."""
     launcher = get_launcher()
     try:
-        machines = list(_machines(launcher.look(MACHINES)))
+        machines = list(_machines(launcher.look(MACHINES))) if with_machines else []
         agents = _agents(launcher.look(ACTORS), {machine.id: machine.address for machine in machines})
     except LauncherUnavailable as error:
         return RayCluster([], [], str(error))

@@ -40,7 +40,7 @@ def page(request: HttpRequest) -> HttpResponse:
 @require_safe
 def notice(request: HttpRequest) -> HttpResponse:
     """What is wrong with the sandbox, in red on every page; nothing when nothing is."""
-    nodes = [node for node in sandbox_nodes(look_at_ray()) if node.is_used]
+    nodes = [node for node in sandbox_nodes(look_at_ray(with_machines=False)) if node.is_used]
     return render(
         request,
         "cluster/_notice.html",
