@@ -300,5 +300,9 @@ def test_overrides_set_fields_of_the_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml")), ids=lambda p: p.name)
-def test_every_recipe_of_the_project_is_valid(path: Path) -> None:
+def test_every_recipe_of_the_project_is_valid_and_explained_in_one_comment_block(path: Path) -> None:
     load_recipe(path)
+    lines = path.read_text().splitlines()
+    comments = [number for number, line in enumerate(lines) if line.lstrip().startswith("#")]
+    assert comments == list(range(len(comments)))
+    assert sum(len(lines[number]) for number in comments) > 100
