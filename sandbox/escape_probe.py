@@ -154,6 +154,7 @@ def devices():
 def secrets():
     allowed = {"PATH", "LANG", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_BIND_NOW", "PYTHONDONTWRITEBYTECODE"}
     allowed |= {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "PYTHONHASHSEED", "TZ", "TMPDIR"}
+    allowed |= {"MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
     with open("/proc/1/environ", "rb") as file:
         names = {item.split(b"=")[0].decode() for item in file.read().split(b"\0") if item}
     return sorted((names | set(os.environ)) - allowed)

@@ -45,6 +45,10 @@ _ENV = [
     "OPENBLAS_NUM_THREADS=1",
     "OMP_NUM_THREADS=1",
     "MALLOC_ARENA_MAX=1",
+    # One heap that grows in large steps and keeps what it has (sandbox/guest/heap.py).
+    "MALLOC_TOP_PAD_=16777216",
+    "MALLOC_TRIM_THRESHOLD_=67108864",
+    "MALLOC_MMAP_THRESHOLD_=33554432",
     "LD_BIND_NOW=1",  # else every child looks up anew what it calls first
     "PYTHONHASHSEED=0",  # the same program prints its sets in the same order in every box
 ]
@@ -100,7 +104,7 @@ def _has_kvm() -> bool:
 def bundle_spec(rootfs: Path, tier: Tier) -> dict[str, Any]:
     """The OCI configuration of a box: read-only root, two tmpfs, no network, next to no capability."""
     tmpfs = ["nosuid", "nodev", "mode=1777", f"size={TMP_MB}m"]
-    argv = [PYTHON, "-B", "-s", "-m", "sandbox.guest.forkserver", tier.value, "box", "/tmp/work"]  # noqa: S108
+    argv = [PYTHON, "-B", "-s", "-m", "sandbox.guest.box", tier.value, "box", "/tmp/work"]  # noqa: S108
     sets = ("bounding", "effective", "permitted")
     return {
         "ociVersion": "1.0.0",

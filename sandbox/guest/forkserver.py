@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any, NamedTuple, NoReturn
 
-from sandbox.guest import folders, pipes, preload, processes, program
+from sandbox.guest import folders, memory, pipes, preload, processes, program
 from sandbox.guest.output import HeadTail
 from sandbox.guest.stream import SharedMemory
 
@@ -71,7 +71,7 @@ class ForkServer:
         self._started_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._unread_starts = 0  # programs that should have said on it that they start, and were not counted yet
         self._base_vm = 0
-        self._idle_memory = 0
+        self._memory: memory.MemoryMeter | None = None
 
     def serve(self) -> NoReturn:
         """Import, warm up, then answer until the host closes the pipe."""
@@ -81,7 +81,8 @@ class ForkServer:
             preload.run_snippet(program.execute, self._shared)
         preload.freeze()
         self._base_vm = _address_space()
-        self._idle_memory = self._memory_in_use()
+        if self._is_box:
+            self._memory = memory.MemoryMeter.measure(lambda: preload.run_snippet(program.execute, self._shared))
         self._send({"kind": "hello", "import_s": time.perf_counter() - started})
         self._send({"kind": "ready", "tainted": ""})
         wants_spare = True
@@ -246,23 +247,10 @@ class ForkServer:
 
     def _overdrawn(self, child: Child, limits: dict[str, Any]) -> str | None:
         """The limit that the call is past although the kernel did not stop it."""
-        if self._is_over_memory(limits):
+        # RLIMIT_AS holds one process; this holds all processes and files of the call together.
+        if self._memory and self._memory.is_over(int(limits["memory_mb"])):
             return "memory"
         return "cpu_limit" if processes.cpu_s(child.pid) > float(limits["cpu_s"]) + CPU_SLACK_S else None
-
-    def _is_over_memory(self, limits: dict[str, Any]) -> bool:
-        """RLIMIT_AS holds one process; this holds all processes and files of the call together."""
-        # The rest is for pages of the tier that the first fork copies, and for what a MemoryError's traceback takes.
-        allowed = (int(limits["memory_mb"]) * 3 // 2 + 128) * program.MIB
-        return self._is_box and self._memory_in_use() - self._idle_memory > allowed
-
-    def _memory_in_use(self) -> int:
-        """Memory of the whole box in bytes, as its kernel counts it; 0 where that is not ours to ask."""
-        if not self._is_box:
-            return 0
-        with open("/proc/meminfo", "rb") as file:
-            fields = dict(line.split(b":") for line in file)
-        return (int(fields[b"MemTotal"].split()[0]) - int(fields[b"MemFree"].split()[0])) * 1024
 
     def _sweep(self) -> bool:
         """Kill whatever the call left behind. False: something would not die, and the box must go.

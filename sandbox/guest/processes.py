@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 
 
 def signal_one(pid: int, number: int) -> None:
@@ -18,6 +19,18 @@ def cpu_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process sees, shared or not; 0 when it has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm", "rb") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+    return 0
+
+
+def all_but_me() -> list[int]:
+    """Pids of every other process of the box."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
 
 
 def own_children() -> list[int]:

@@ -38,12 +38,12 @@ MIB = 1 << 20
 _WANTS_FILE = re.compile(r"__file__|__del__|main|thread|multiprocessing|concurrent|inspect|runpy|argv")
 # Named, not searched for: to look at every name in sys.modules dirties a page for each, and to free a module more.
 _OUR_MODULES = (
-    "sandbox", "sandbox.guest", "sandbox.guest.folders", "sandbox.guest.forkserver", "sandbox.guest.output",
-    "sandbox.guest.pipes", "sandbox.guest.preload", "sandbox.guest.processes", "sandbox.guest.program",
-    "sandbox.guest.stream",
+    "sandbox", "sandbox.guest", "sandbox.guest.box", "sandbox.guest.folders", "sandbox.guest.forkserver",
+    "sandbox.guest.heap", "sandbox.guest.memory", "sandbox.guest.output", "sandbox.guest.pipes",
+    "sandbox.guest.preload", "sandbox.guest.processes", "sandbox.guest.program", "sandbox.guest.stream",
 )  # fmt: skip
 _hidden: list[object] = []
-# Our own names for them, whatever a program makes of `os`.
+# Our own names for them, whatever a program makes of `os`: an interpreter of a box must not finalize itself (heap.py).
 end_now, send_signal = os._exit, os.kill
 MEMORY_SLACK = 32 * MIB  # given back after a MemoryError so that its traceback can be printed
 SHOWN_FRAMES = 2000  # of a traceback; more are cut in the middle before they cost memory and time

@@ -187,6 +187,18 @@ while True:
     os.write(1, b'.')
     time.sleep(0.001)
 """, "memory", None, 9, stdout=ANY, limits={"memory_mb": 64, "wall_s": 4}),
+    Hostile("many-programs", "what is copied of the tier is no excuse for what has left it", """
+import os, sys, time
+for i in range(8):
+    if os.fork() == 0: os.execv(sys.executable, [sys.executable, '-S', '-c', 'import time; x = b"x" * (48 << 20); time.sleep(60)'])
+time.sleep(60)
+""", "memory", None, 9, limits={"memory_mb": 64, "wall_s": 9}),
+    Hostile("idle-processes", "what they copy of the tier is not their doing", """
+import os, time
+for i in range(6):
+    if os.fork() == 0: time.sleep(60)
+time.sleep(0.5)
+""", limits={"memory_mb": 64, "wall_s": 9}),
     Hostile("files-count-too", "tmpfs is memory", """
 import os, time
 os.chdir('/tmp')
