@@ -23,7 +23,7 @@ install: .venv/installed
 system:
 	@deploy/install.sh system
 
-vllm: install .venv-vllm/installed  ## vLLM for CPUs in an environment of its own, for recipes with engine: vllm
+vllm: install .venv-vllm/installed  ## vLLM for CPUs in an environment of its own, for recipes with engines above 0
 
 .venv-vllm/installed: requirements-vllm.lock
 	@deploy/install.sh vllm "$(PYTHON)"

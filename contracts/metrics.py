@@ -80,8 +80,13 @@ _ALL = (
         "",
         "share of policy tokens whose importance weight, trainer over sampling, exceeds its cap (tis, else 2)",
     ),
+    Metric(
+        "policy/staleness_mean", "versions", "the policy's version - the one that sampled a token, over policy tokens"
+    ),
+    Metric("policy/staleness_max", "versions", "the same of the oldest policy token"),
+    Metric("policy/older_share", "", "share of policy tokens that an older version than the policy's sampled"),
     Metric("time/step_s", "s", "wall time of the step"),
-    Metric("time/generate_s", "s", "of it generation and tool calls"),
+    Metric("time/generate_s", "s", "of it generation and tool calls, or the wait for what had begun before"),
     Metric("time/learn_s", "s", "of it log-probabilities and updates"),
     Metric("time/grade_s", "s", "of generation, time in which an answer was being graded"),
     Metric("time/tool_s", "s", "of generation, time in which a tool call was in flight"),
@@ -93,7 +98,9 @@ _ALL = (
     Metric("engine/running_mean", "requests", "requests an engine works on at once, mean over time and engines"),
     Metric("engine/waiting_mean", "requests", "requests that wait in an engine or before all, mean over time, in all"),
     Metric("engine/preemptions", "requests", "requests that lost their KV cache and were computed again"),
-    Metric("time/tokens_per_s", "tokens/s", "policy tokens generated per second of generation"),
+    Metric(
+        "time/tokens_per_s", "tokens/s", "policy tokens per second from the first rollout's begin to the last one's end"
+    ),
 )
 
 METRICS: dict[str, Metric] = {m.name: m for m in _ALL}

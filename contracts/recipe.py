@@ -60,13 +60,6 @@ class LossAggregation(StrEnum):
     SEQUENCE = "sequence"  # mean per sequence, then over sequences (eq. 1)
 
 
-class EngineKind(StrEnum):
-    """What samples the rollouts."""
-
-    TORCH = "torch"  # in the trainer's process, over the learner's own weights
-    VLLM = "vllm"  # in processes of their own, each a Ray actor
-
-
 class FeedbackStyle(StrEnum):
     """How a tool response is written; see docs/decisions/tool-feedback.md."""
 
@@ -78,6 +71,9 @@ OLD_LENGTH = "max_response_chars"  # recipes stored before tool responses were c
 # Fields that are constants now; a stored recipe that says something else is of an earlier version and stays so.
 RETIRED = {"penalty_floor": 0.05, "warmup_share": 0.04, "drop_at": 1.0, "epochs": 1}
 OLD_PROBLEM_LENGTH = "max_problem_chars"  # of the check 'length', which names it itself now
+OLD_ENGINE = "engine"  # torch or vllm; engines says both now
+MAX_STALENESS = 4  # versions; more is of no use where a step's rollouts are learned from together
+TIS_BOUND = 2.0  # of samples that an older policy may have made, where the recipe names none
 
 
 class ToolSettings(Frozen):
@@ -144,13 +140,21 @@ def _fill(given: dict[str, Any], usual: Limits) -> dict[str, Any]:
 
 def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
     """A resolved recipe of an earlier version in today's fields; `stored` itself where it is of today."""
-    upgraded = _without_retired(_count_in_tokens(stored))
+    upgraded = _without_retired(_count_in_tokens(_count_engines(stored)))
     stages = stored.get("stages")
     if isinstance(stages, list):
         newer = [_name_length(_without_retired(stage)) if isinstance(stage, dict) else stage for stage in stages]
         if newer != stages:
             upgraded = upgraded | {"stages": newer}
     return upgraded
+
+
+def _count_engines(stored: dict[str, Any]) -> dict[str, Any]:
+    """The torch engine was one, of kind torch."""
+    if OLD_ENGINE not in stored:
+        return stored
+    rest = {name: value for name, value in stored.items() if name != OLD_ENGINE}
+    return rest | {"engines": 0 if stored[OLD_ENGINE] == "torch" else stored.get("engines", 1)}
 
 
 def _count_in_tokens(stored: dict[str, Any]) -> dict[str, Any]:
@@ -274,10 +278,25 @@ class RlStage(Stage):
         description="additions, each with its number: dual_clip 3, kl_k1, kl_k2 or kl_k3 0.001, entropy 0.001, tis 2",
     )
     mini_batch: int = Field(0, ge=0, description="rollouts an update; 0: all kept ones in one update")
+    staleness: int = Field(
+        0,
+        ge=0,
+        le=MAX_STALENESS,
+        description="steps whose rollouts may begin before the step before them is learned from; 0: none, each step "
+        "waits for the last; above 0 tis is on, at 2 where loss_terms has no other bound",
+    )
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0: none")
     evaluate_problems: int = Field(64, ge=1, description="held-out problems used on the way")
     checkpoint_every: int = Field(1, ge=0, description="steps between checkpoints; 0: at the stage's end only")
     reset_optimizer: bool = Field(True, description="fresh optimizer at the start of the stage (4.3)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_samples_are_weighed(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("staleness") in (None, 0, "0", ""):
+            return values
+        terms = values.get("loss_terms") or {}
+        return values | {"loss_terms": {LossTerm.TIS: TIS_BOUND} | terms} if isinstance(terms, dict) else values
 
     @model_validator(mode="after")
     def _group_fits(self) -> Self:
@@ -325,21 +344,21 @@ class Recipe(Frozen):
     description: str = Field("", max_length=500, description="a sentence for the others")
     seed: int = Field(1, ge=0, lt=2**31, description="every random choice of the run derives from it")
     gpus: int = Field(0, ge=0, description="GPUs the run is laid out for; 0: the CPUs of this machine")
-    engine: EngineKind = Field(
-        EngineKind.TORCH, description="torch: in the trainer's process; vllm: beside it, see engines"
+    engines: int = Field(
+        0, ge=0, le=1024, description="vLLM engines, each on a CPU or GPU of its own; 0: ours, in the trainer's process"
     )
-    engines: int = Field(1, ge=1, le=1024, description="vLLM engines, each on a CPU or GPU of its own")
     model: str = Field("models/tiny-base", description="a model folder (transformers format) or a checkpoint")
     tool: ToolSettings = ToolSettings()
     forking_share: float = Field(0.2, gt=0, lt=1, description="top share by entropy in a trajectory")
     reflection_window: int = Field(24, ge=1, description="policy tokens after a tool response that may be reflection")
     stages: list[AnyStage] = Field(min_length=1, max_length=12)
 
-    @model_validator(mode="after")
-    def _engines_are_vllm_s(self) -> Self:
-        if self.engines > 1 and self.engine is EngineKind.TORCH:
-            raise ValueError(f"engines: {self.engines} needs engine: vllm; the torch engine is one, in the trainer")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _engines_say_which(cls, values: Any) -> Any:
+        if isinstance(values, dict) and OLD_ENGINE in values:
+            raise ValueError("engine is now part of engines: 0 for the torch engine, 1 or more for vLLM's")
+        return values
 
     @model_validator(mode="after")
     def _stages_are_named_once_and_fed(self) -> Self:
@@ -364,3 +383,7 @@ class Recipe(Frozen):
     @property
     def total_rl_steps(self) -> int:
         return sum(s.steps for s in self.stages if s.kind == "rl")
+
+    @property
+    def max_staleness(self) -> int:
+        return max((s.staleness for s in self.stages if s.kind == "rl"), default=0)

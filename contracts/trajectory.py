@@ -115,6 +115,15 @@ class TurnRow(Frozen):
     generate_ms: float = 0.0
 
 
+class VersionSpan(Frozen):
+    """Tokens [start, end), of a response or of a turn, come from one policy version; a tool response between them goes
+    with the tokens before it."""
+
+    version: int
+    start: int
+    end: int
+
+
 class TrajectoryIndex(Frozen):
     """What a table needs of a trajectory. `advantage` is None unless it was kept."""
 
@@ -147,7 +156,7 @@ class TrajectoryIndex(Frozen):
     forking_tokens: int
     reflection_tokens: int
     duration_s: float
-    policy_version: int
+    policy_version: int = Field(description="of the first token")
     shard: str = Field(description="path under the run's artifact folder")
     row: int
 
@@ -171,6 +180,9 @@ class TrajectoryRow(Frozen):
     token_marks: list[TokenMark]
     turns: list[TurnRow]
     tool_calls: list[ToolCallRow]
+    version_spans: list[VersionSpan] = Field(
+        default_factory=list, description="in order; every policy token is in one; [] where the shard does not say"
+    )
 
 
 # Fields of the rows above that a resumed or repeated run does not reproduce: clock readings, who ran it, and when.

@@ -176,7 +176,7 @@ def _engine_python() -> str:
         return str(ENGINE_PYTHON)
     if importlib.util.find_spec("vllm") is not None:
         return sys.executable
-    raise EnginesUnavailable("engine: vllm needs vLLM, which is not installed: `make vllm` installs it for CPUs")
+    raise EnginesUnavailable("engines above 0 need vLLM, which is not installed: `make vllm` installs it for CPUs")
 
 
 class EngineActor:

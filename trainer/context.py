@@ -69,7 +69,7 @@ class RunContext:
 
     def begin_training(self, index: int, stage: SftStage | RlStage, *, reset_optimizer: bool) -> int:
         """Steps of the stage that are done. A stage that begins gets a fresh optimizer if it asks for one."""
-        self.sampler.engine.set_version(self.policy.version)
+        self.sampler.publish(self.policy.version)
         if self.resumed is not None and self.resumed.counters.stage == index:
             return self.resumed.counters.stage_step
         if reset_optimizer:
@@ -144,7 +144,7 @@ class RunContext:
         if has_optimizer(folder):  # the recipe's model may be a checkpoint of another run
             load_optimizer(self.policy.model, self.policy.optimizer, folder)
         self.policy.version = newest.counters.policy_version if newest else 0
-        self.sampler.engine.set_version(self.policy.version)
+        self.sampler.publish(self.policy.version)
         self.saved_at = (newest.counters.stage, newest.counters.stage_step) if newest else (-1, -1)
         return recovery
 

@@ -54,7 +54,7 @@ def run_evaluate(context: RunContext, index: int, stage: EvaluateStage) -> None:
         label, folder = _find_checkpoint(context, name)
         context.reporter.doing = f"{stage.name}: {label}"
         load_weights(context.policy.model, folder)
-        context.sampler.engine.set_version(context.policy.version + number)
+        context.sampler.publish(context.policy.version + number)
         result = evaluate_policy(
             context, problems, Plan(index, stage.name, number, f"{number}-{label}", stage.k, stage.sampling)
         )

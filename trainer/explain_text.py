@@ -4,7 +4,7 @@ from dataclasses import fields
 from math import ceil
 from typing import Any
 
-from contracts.recipe import CurateStage, RlStage, SftStage
+from contracts.recipe import CurateStage, LossTerm, RlStage, SftStage
 from trainer.explain import STEP, Assumptions, Explanation, Load
 from trainer.tables import format_table
 
@@ -29,10 +29,16 @@ def _describe(stage: Any) -> str:
             return f"{stage.steps:,} steps of {stage.batch_size} demonstrations, {demonstrations:,} in all"
         case RlStage():
             hard = ", hard problems only" if stage.hard_subset else ""
+            mode = (
+                f"; asynchronous: rollouts begin up to {stage.staleness} steps early, weighed by TIS up to "
+                f"{stage.loss_terms[LossTerm.TIS]:g}"
+                if stage.staleness
+                else "; synchronous"
+            )
             return (
                 f"{stage.steps:,} steps of {stage.prompts_per_step} prompts x {stage.oversample} rollouts, "
                 f"{stage.group_size} kept ({stage.resample.value}), {stage.sampling.max_response_tokens:,} tokens, "
-                f"{stage.sampling.max_turns} turns, learning rate {stage.learning_rate:g}{hard}"
+                f"{stage.sampling.max_turns} turns, learning rate {stage.learning_rate:g}{hard}{mode}"
             )
     return f"{len(stage.checkpoints)} checkpoints on {stage.benchmark}, {stage.k} samples a problem"
 

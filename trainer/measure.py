@@ -94,10 +94,24 @@ def measure_learning(report: LearnReport, rate: float) -> dict[str, float]:
     return values if report.kl_reference is None else values | {"policy/kl_reference": report.kl_reference}
 
 
-def measure_time(seconds: Mapping[str, float], policy_tokens: int) -> dict[str, float]:
+def measure_staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """policy/staleness_* and policy/older_share of all policy tokens, before `version` learns from them."""
+    counts = Counter[int]()
+    for trajectory in trajectories:
+        for span in trajectory.version_spans:
+            counts[version - span.version] += sum(trajectory.mask[span.start : span.end])
+    counts = +counts
+    tokens = max(1, counts.total())
+    return {
+        "policy/staleness_mean": sum(age * count for age, count in counts.items()) / tokens,
+        "policy/staleness_max": float(max(counts, default=0)),
+        "policy/older_share": (tokens - counts[0]) / tokens if counts else 0.0,
+    }
+
+
+def measure_time(seconds: Mapping[str, float], tokens_per_s: float) -> dict[str, float]:
     """`seconds`: 'step', 'generate', 'learn'."""
-    values = {f"time/{name}_s": value for name, value in seconds.items()}
-    return values | {"time/tokens_per_s": policy_tokens / max(1e-9, seconds["generate"])}
+    return {f"time/{name}_s": value for name, value in seconds.items()} | {"time/tokens_per_s": tokens_per_s}
 
 
 def _mean(values: Sequence[float | int | bool]) -> float | None:

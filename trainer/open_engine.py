@@ -1,12 +1,14 @@
 """The engine a recipe asks for: in this process, or vLLM's in processes of their own."""
 
+import copy
 import hashlib
 from pathlib import Path
 
+import torch
 from transformers import Qwen3ForCausalLM
 
 from contracts.events import LogLevel
-from contracts.recipe import EngineKind, Recipe
+from contracts.recipe import Recipe
 from trainer.cluster import EngineHost
 from trainer.reporter import Reporter
 from trainer.rollout.engine_pool import EnginePool
@@ -23,8 +25,8 @@ def open_engine(
     recipe: Recipe, model: Qwen3ForCausalLM, source: Path, *, out: Path, max_context: int, reporter: Reporter
 ) -> OwnEngine:
     """An engine over the weights of `model`, read from folder `source`. EnginesUnavailable where vLLM cannot be had."""
-    if recipe.engine is EngineKind.TORCH:
-        return ScheduledEngine(TorchEngine(model, max_batch=MAX_BATCH, max_context=max_context))
+    if not recipe.engines:
+        return _open_own(model, max_context, is_apart=recipe.max_staleness > 0)
     context = min(max_context, int(model.config.max_position_embeddings))
     host = EngineHost(recipe.engines, EngineSettings(str(source), context, max_running=MAX_BATCH))
     name = hashlib.sha256(str(out).encode()).hexdigest()[:16]
@@ -36,3 +38,17 @@ def open_engine(
         vocab_size=int(model.config.vocab_size),
         tell=lambda text: reporter.log(LogLevel.WARNING, text),
     )
+
+
+def _open_own(model: Qwen3ForCausalLM, max_context: int, *, is_apart: bool) -> ScheduledEngine:
+    """Over the learner's own tensors; `is_apart`: over a copy, for rollouts that go on while the learner works."""
+    if not is_apart:
+        return ScheduledEngine(TorchEngine(model, max_batch=MAX_BATCH, max_context=max_context))
+    own = copy.deepcopy(model)
+
+    @torch.no_grad()
+    def copy_weights() -> None:
+        for there, here in zip(own.parameters(), model.parameters(), strict=True):
+            there.copy_(here)
+
+    return ScheduledEngine(TorchEngine(own, max_batch=MAX_BATCH, max_context=max_context), copy_weights)

@@ -1,8 +1,12 @@
 """The RL stage: GRPO-RoC, one step after another, read top to bottom (rStar2-Agent 2.2, 4.3)."""
 
+import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from transformers import Qwen3ForCausalLM
@@ -10,6 +14,7 @@ from transformers import Qwen3ForCausalLM
 from contracts.events import LogLevel, SpanKind
 from contracts.recipe import Overlong, RlStage, Sampling
 from contracts.trajectory import Decision
+from trainer.ahead import Ahead
 from trainer.algorithm.advantage import compute_advantages
 from trainer.algorithm.overlong import shape_reward
 from trainer.algorithm.packing import Row
@@ -22,7 +27,7 @@ from trainer.data.problems import load_problems
 from trainer.evaluate import Plan, evaluate_policy
 from trainer.files import held_out_file, train_file, train_shard
 from trainer.hard_subset import hard_problems
-from trainer.measure import measure_learning, measure_ledger, measure_rollouts, measure_time
+from trainer.measure import measure_learning, measure_ledger, measure_rollouts, measure_staleness, measure_time
 from trainer.outage import Occasion
 from trainer.policy.learner import LearnReport, Sample, learn
 from trainer.policy.model import load_model
@@ -36,6 +41,7 @@ from trainer.seeds import derive_seed
 EVALUATION_SAMPLES = 2
 EVALUATION_TEMPERATURE = 0.6
 WATCHED_PROMPTS = 2
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -60,38 +66,64 @@ class Judged:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The groups of a step, `refilled` of them in place of dropped ones, and the seconds it took to have them."""
+
+    groups: list[list[Judged]]
+    refilled: int
+    seconds: float
+
+
 def run_rl(context: RunContext, index: int, stage: RlStage) -> None:
-    """`stage.steps` steps; each: sample, grade, select, learn, report; now and then evaluate and checkpoint."""
+    """`stage.steps` steps. Rollouts of the next ones may have begun before one is learned from (`Ahead`)."""
     done = context.begin_training(index, stage, reset_optimizer=stage.reset_optimizer)
     problems = _training_problems(context, index, stage)
     reference = _load_reference(context, index, stage)
-    first = context.first_step(index)
-    for stage_step in range(done + 1, stage.steps + 1):
+    make = partial(_sample_step, context, index, stage, problems)
+    with closing(Ahead(context.sampler, make, staleness=stage.staleness, done=done, last=stage.steps)) as ahead:
+        _run_steps(context, index, stage, range(done + 1, stage.steps + 1), ahead, reference)
+
+
+def _run_steps(
+    context: RunContext,
+    index: int,
+    stage: RlStage,
+    steps: range,
+    ahead: Ahead[Sampled],
+    reference: Qwen3ForCausalLM | None,
+) -> None:
+    """Each: sample, grade, select, learn, report; now and then evaluate and checkpoint."""
+    for stage_step in steps:
         context.begin_step(index, stage, stage_step)
-        step = first + stage_step - 1
+        step = context.first_step(index) + stage_step - 1
         context.reporter.doing = f"{stage.name}: step {step}"
         started = time.monotonic()
         timeline = context.sampler.timeline
         timeline.begin()
-        prompts = pick_prompts(problems, stage.prompts_per_step, stage_step, derive_seed(context.recipe.seed, index))
         with timeline.phase(SpanKind.GENERATE):
-            groups = _collect_groups(context, index, stage, step=step, prompts=prompts, problems=problems)
+            sampled = _take(context, index, stage, stage_step, ahead)
         generated = time.monotonic()
+        groups = sampled.groups
         trajectories = [rollout.trajectory for group in groups for rollout in group]
+        values = measure_staleness(trajectories, context.policy.version)
         with timeline.phase(SpanKind.SCORE):
-            fill_entropies(context.policy.model, trajectories, stage.sampling.temperature)
+            fill = partial(fill_entropies, context.policy.model, trajectories, stage.sampling.temperature)
+            _beside(context, stage, fill)
         give_advantages(groups, stage)
         rate = warmup_rate(stage.learning_rate, stage_step, stage.warmup_steps)
         seed = derive_seed(context.recipe.seed, "learn", index, step)
         with timeline.phase(SpanKind.LEARN):
             report = _learn(context, stage, groups, rate=rate, seed=seed, reference=reference)
         learned = time.monotonic()
-        values = measure_rollouts(trajectories) | {"refill/groups": float(len(groups) - len(prompts))}
+        context.sampler.publish(context.policy.version)
+        values |= measure_rollouts(trajectories) | {"refill/groups": float(sampled.refilled)}
         values |= measure_ledger([[(r.trajectory, r.line) for r in group] for group in groups])
         values |= measure_learning(report, rate) if report else {"policy/lr": rate}
         values |= _store(context, index, stage, step=step, rollouts=[r for group in groups for r in group])
         seconds = {"step": time.monotonic() - started, "generate": generated - started, "learn": learned - generated}
-        values |= measure_time(seconds, sum(sum(t.mask) for t in trajectories)) | timeline.metrics()
+        rate_of = sum(sum(t.mask) for t in trajectories) / max(1e-9, sampled.seconds)
+        values |= measure_time(seconds, rate_of) | timeline.metrics()
         context.reporter.metrics(index, step, values)
         context.reporter.emit(timeline.report(index, step))
         context.reporter.log(LogLevel.INFO, _describe(stage.name, step, values))
@@ -99,6 +131,19 @@ def run_rl(context: RunContext, index: int, stage: RlStage) -> None:
             _evaluate(context, index, stage, step=step)
         if stage_step == stage.steps or (stage.checkpoint_every and stage_step % stage.checkpoint_every == 0):
             context.save_checkpoint(index, stage, stage_step, is_stage_end=stage_step == stage.steps)
+
+
+def _take(context: RunContext, index: int, stage: RlStage, stage_step: int, ahead: Ahead[Sampled]) -> Sampled:
+    try:
+        return ahead.take(stage_step)
+    except Stopped:
+        context.save_checkpoint(index, stage, stage_step - 1)
+        raise
+
+
+def _beside(context: RunContext, stage: RlStage, work: Callable[[], _T]) -> _T:
+    """Do work of the learner. Rollouts that were begun go on meanwhile, over weights of their engine's own."""
+    return context.sampler.run(asyncio.to_thread(work)) if stage.staleness else work()
 
 
 def _describe(name: str, step: int, values: dict[str, float]) -> str:
@@ -129,18 +174,15 @@ def pick_refill(problems: Sequence[Problem], used: Collection[str], count: int, 
     return [problems[int(i)] for i in order if problems[int(i)].id not in used][:count]
 
 
-def _collect_groups(
-    context: RunContext,
-    index: int,
-    stage: RlStage,
-    *,
-    step: int,
-    prompts: Sequence[Problem],
-    problems: Sequence[Problem],
-) -> list[list[Judged]]:
+async def _sample_step(
+    context: RunContext, index: int, stage: RlStage, problems: Sequence[Problem], stage_step: int
+) -> Sampled:
     """The groups of the step's prompts, then at most `stage.refill` rounds of new prompts, as many as groups were
     dropped so far (DAPO's dynamic sampling, bounded). All groups come back, also those that were dropped."""
-    trajectories = _sample(context, index, stage, step=step, prompts=prompts)
+    started = time.monotonic()
+    step = context.first_step(index) + stage_step - 1
+    prompts = pick_prompts(problems, stage.prompts_per_step, stage_step, derive_seed(context.recipe.seed, index))
+    trajectories = await _sample(context, index, stage, step=step, prompts=prompts)
     groups = judge_groups(context, index, stage, step=step, trajectories=trajectories)
     used = {problem.id for problem in prompts}
     for round_ in range(1, stage.refill + 1):
@@ -149,13 +191,13 @@ def _collect_groups(
         more = pick_refill(problems, used, missing, seed)
         if not more:
             break
-        trajectories = _sample(context, index, stage, step=step, prompts=more)
+        trajectories = await _sample(context, index, stage, step=step, prompts=more)
         groups += judge_groups(context, index, stage, step=step, trajectories=trajectories)
         used |= {problem.id for problem in more}
-    return groups
+    return Sampled(groups, len(groups) - len(prompts), time.monotonic() - started)
 
 
-def _sample(
+async def _sample(
     context: RunContext, index: int, stage: RlStage, *, step: int, prompts: Sequence[Problem]
 ) -> list[Trajectory]:
     """The 2G rollouts of each prompt, prompt after prompt."""
@@ -169,11 +211,7 @@ def _sample(
         for number, problem in enumerate(prompts)
         for sample in range(stage.oversample)
     ]
-    try:
-        return context.sampler.sample(requests, stage.sampling, Occasion(index, step, "rollouts"), context.reporter)
-    except Stopped:
-        context.save_checkpoint(index, stage, step - context.first_step(index))
-        raise
+    return await context.sampler.collect(requests, stage.sampling, Occasion(index, step, "rollouts"), context.reporter)
 
 
 def judge_groups(
@@ -243,9 +281,9 @@ def _learn(
         context.reporter.log(LogLevel.WARNING, "no group gave a gradient, the policy stays as it is")
         return None
     policy = context.policy
-    report = learn(policy.model, policy.optimizer, samples, stage=stage, rate=rate, seed=seed, reference=reference)
+    update = partial(learn, policy.model, policy.optimizer, samples, stage=stage, rate=rate, seed=seed)
+    report = _beside(context, stage, partial(update, reference=reference))
     policy.version += 1
-    context.sampler.engine.set_version(policy.version)
     return report
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from contracts.events import LiveChunk, StageProgress
+from contracts.events import LiveChunk, SpanKind, StageProgress
 from contracts.recipe import Sampling
 from trainer.outage import Occasion, OutageWatch
 from trainer.reporter import Reporter
@@ -26,7 +26,9 @@ class Stopped(Exception):
 class OwnEngine(Engine, Protocol):
     """An engine whose weights are the learner's."""
 
-    def set_version(self, version: int) -> None: ...
+    async def publish(self, version: int) -> None:
+        """The learner's weights as they are now are of this version; no turn starts with others from here on."""
+        ...
 
     def loads(self) -> list[EngineLoad | None]:
         """Of each engine behind it; None of one that is not up."""
@@ -40,7 +42,7 @@ class OwnEngine(Engine, Protocol):
 
 
 class Sampler:
-    """`close` it at the end. The loop is `runner`'s, so that HTTP connections live as long as the run."""
+    """The loop is `runner`'s, so that HTTP connections live as long as the run."""
 
     def __init__(self, runner: asyncio.Runner, engine: OwnEngine, chat: Chat, *, tool: Tool, grader: Grader) -> None:
         self.chat = chat
@@ -49,12 +51,33 @@ class Sampler:
         self._tool = tool
         self._grader = grader
         self._outages = OutageWatch()
+        self._counted = engine.generated()
         self.timeline = Timeline()
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for it. Whatever else was begun on the loop goes on meanwhile, and only then."""
         return self._runner.run(coroutine)
 
+    def begin(self, coroutine: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+        """It goes on during every `run` until it has ended."""
+
+        async def create() -> "asyncio.Task[_T]":
+            return asyncio.create_task(coroutine)
+
+        return self._runner.run(create())
+
+    def publish(self, version: int) -> None:
+        """The learner's weights to the engines; rollouts that were begun go on with them."""
+        with self.timeline.phase(SpanKind.SYNC):
+            self._runner.run(self.engine.publish(version))
+
     def sample(
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, occasion: Occasion, reporter: Reporter
+    ) -> list[Trajectory]:
+        """As `collect`, when it has ended."""
+        return self._runner.run(self.collect(requests, sampling, occasion, reporter))
+
+    async def collect(
         self, requests: Sequence[RolloutRequest], sampling: Sampling, occasion: Occasion, reporter: Reporter
     ) -> list[Trajectory]:
         """One graded trajectory a request, in order. Raises Stopped when a stop was asked for meanwhile,
@@ -71,20 +94,20 @@ class Sampler:
             on_live=lambda live: _forward(live, reporter, occasion),
             should_stop=lambda: reporter.should_stop,
         )
-        trajectories = self._runner.run(self._collect(requests, rollouts, watch))
+        async with self.timeline.watching(self._loads):
+            trajectories = await collect(requests, rollouts, watch)
+        self._count_tokens()
         if reporter.should_stop:
             raise Stopped
         self._outages.check(trajectories, occasion)
         return trajectories
 
-    async def _collect(self, requests: Sequence[RolloutRequest], rollouts: Rollouts, watch: Watch) -> list[Trajectory]:
-        before = self.engine.generated()
-        async with self.timeline.watching(self._loads):
-            trajectories = await collect(requests, rollouts, watch)
-        after = self.engine.generated()
-        for name, start, end in zip(_name_engines(len(after)), before, after, strict=True):
+    def _count_tokens(self) -> None:
+        """What the engines have generated since the last count, for whomever."""
+        now = self.engine.generated()
+        for name, start, end in zip(_name_engines(len(now)), self._counted, now, strict=True):
             self.timeline.generated(name, end - start)
-        return trajectories
+        self._counted = now
 
     def _loads(self) -> dict[str, EngineLoad]:
         loads = self.engine.loads()

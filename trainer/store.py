@@ -4,7 +4,8 @@ Columns, exactly (readers outside this room need pyarrow and `contracts.trajecto
 run: string · attempt: int32 · index: string, JSON of TrajectoryIndex · problem: string · prompt_text: string ·
 prompt_ids: list<int32> · response_ids: list<int32> · token_texts: list<string> · response_mask: list<int8> ·
 sampling_logprobs: list<float32> · entropies: list<float32> · entropy_kind: string · token_classes: list<string> ·
-token_marks: list<string> · turns: string, JSON list of TurnRow · tool_calls: string, JSON list of ToolCallRow.
+token_marks: list<string> · turns: string, JSON list of TurnRow · tool_calls: string, JSON list of ToolCallRow ·
+version_spans: list<struct<version, start, end: int32>>, which older shards do not have.
 Lone surrogates and NUL become U+FFFD: neither UTF-8 nor Postgres text can hold them.
 """
 
@@ -42,8 +43,10 @@ SCHEMA = pa.schema(
         ("token_marks", _TEXTS),
         ("turns", pa.string()),
         ("tool_calls", pa.string()),
+        ("version_spans", pa.list_(pa.struct([(name, pa.int32()) for name in ("version", "start", "end")]))),
     ]
 )
+_NEWER_COLUMNS = {"version_spans"}
 _JSON_COLUMNS = ("index", "turns", "tool_calls")
 
 
@@ -87,7 +90,7 @@ def iter_rows(path: Path) -> Iterator[TrajectoryRow]:
     """All rows in order, a row group in memory at a time. ShardError names file and fault."""
     try:
         with path.open("rb") as stream, pq.ParquetFile(stream) as file:
-            if missing := sorted(set(SCHEMA.names) - set(file.schema_arrow.names)):
+            if missing := sorted(set(SCHEMA.names) - _NEWER_COLUMNS - set(file.schema_arrow.names)):
                 raise ShardError(f"{path}: a Parquet file, but no trajectory shard: it has no column {missing[0]!r}")
             for group in range(file.num_row_groups):
                 yield from map(_decode, file.read_row_group(group, columns=SCHEMA.names).to_pylist())

@@ -63,12 +63,12 @@ class Timeline:
 
     @contextmanager
     def span(self, kind: SpanKind) -> Iterator[None]:
-        """A part of the rollout whose task this is."""
-        started = self._now()
+        """A part of the rollout whose task this is; of one that a step before began, what falls into this step."""
+        started = self._clock()
         try:
             yield
         finally:
-            self._spans[ROLLOUT.get(("", 0))].append((kind, started, self._now()))
+            self._spans[ROLLOUT.get(("", 0))].append((kind, max(0.0, started - self._zero), self._now()))
 
     def generated(self, engine: str, tokens: int) -> None:
         """The engine has sampled so many more tokens."""

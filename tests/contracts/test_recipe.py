@@ -150,12 +150,25 @@ def test_the_check_of_the_length_says_how_long(text, chars):
 
 def test_a_run_samples_in_its_own_process_unless_it_says_otherwise():
     made = Recipe.model_validate(curated(rl()))
-    assert (made.engine, made.engines) == ("torch", 1)
-    assert Recipe.model_validate(curated(rl(), engine="vllm", engines=2)).engines == 2
-    with pytest.raises(ValidationError, match="'torch' or 'vllm'"):
-        Recipe.model_validate(curated(rl(), engine="sglang"))
-    with pytest.raises(ValidationError, match="engines: 2 needs engine: vllm"):
-        Recipe.model_validate(curated(rl(), engines=2))
+    assert made.engines == 0
+    with pytest.raises(ValidationError, match="engine is now part of engines: 0 for the torch engine"):
+        Recipe.model_validate(curated(rl(), engine="vllm", engines=2))
+
+
+@pytest.mark.parametrize(
+    ("old", "engines"), [({"engine": "torch", "engines": 1}, 0), ({"engine": "vllm", "engines": 2}, 2), ({}, 0)]
+)
+def test_a_stored_recipe_that_named_its_engine_is_read(old, engines):
+    assert Recipe.model_validate(recipe.upgrade(curated(rl()) | old)).engines == engines
+
+
+def test_a_step_that_learns_from_older_samples_weighs_them():
+    stages = [rl(), rl(staleness=1), rl(staleness="1", loss_terms={"tis": 5, "entropy": 0.1})]
+    found = [recipe.RlStage.model_validate(stage) for stage in stages]
+    assert [s.staleness for s in found] == [0, 1, 1]
+    assert [s.loss_terms for s in found] == [{}, {"tis": 2.0}, {"tis": 5.0, "entropy": 0.1}]
+    with pytest.raises(ValidationError, match="less than or equal to 4"):
+        recipe.RlStage.model_validate(rl(staleness=5))
 
 
 def test_the_defaults_are_the_paper_s():

@@ -126,7 +126,7 @@ class Pool:
         self.pool = EnginePool(
             self, count, self.weights, max_context=CONTEXT, vocab_size=VOCABULARY, tell=self.told.append
         )
-        self.pool.set_version(1)
+        self.pool._take_snapshot(1)  # as `publish` does, outside a loop
 
     def start(self, number: int) -> FakeEngine:
         options = self.first if len(self.engines) < self.count else {}
@@ -177,7 +177,7 @@ async def test_turns_of_a_dead_engine_are_done_again_and_no_other() -> None:
 async def test_a_rebuilt_engine_has_the_newest_weights_before_a_turn() -> None:
     pool = Pool(1)
     await pool.turn()
-    pool.pool.set_version(2)
+    await pool.pool.publish(2)
     pool.engines[0].die()
     found = await pool.turn()
     assert found.policy_version == 2
@@ -191,7 +191,7 @@ async def test_all_engines_pause_before_one_is_updated_and_resume_after_all_are(
     order: list[str] = []
     for engine in pool.engines:
         engine.calls = order  # type: ignore[assignment]  # one list for both
-    pool.pool.set_version(2)
+    await pool.pool.publish(2)
     assert (await pool.turn()).policy_version == 2
     assert order[:8] == ["pause", "pause", "update", "update", "resume", "resume", "probe", "probe"]
     await pool.pool.close()
@@ -203,7 +203,7 @@ async def test_an_update_while_a_turn_runs_reaches_it() -> None:
     pool.engines[0].gate.clear()
     running = pool.turn()
     await settle()
-    pool.pool.set_version(2)
+    await pool.pool.publish(2)
     later = pool.turn()
     await settle()
     assert pool.engines[0].version == 2 and not running.done()
@@ -256,7 +256,7 @@ async def test_turns_that_wait_get_weights_published_meanwhile() -> None:
     pool.engines[0].gate.clear()
     turns = [pool.turn(i, max_tokens=28) for i in range(1, 9)]
     await settle()
-    pool.pool.set_version(2)
+    await pool.pool.publish(2)
     await settle()
     pool.engines[0].gate.set()
     assert [g.policy_version for g in await asyncio.gather(*turns)][-1] == 2
@@ -276,13 +276,12 @@ async def test_turns_that_wait_get_weights_published_meanwhile() -> None:
 async def test_an_engine_with_other_weights_stops_the_run(wrong: Any, sentence: str) -> None:
     pool = Pool(1)
     await pool.turn()
-    pool.pool.set_version(2)
     if isinstance(wrong, dict):
         pool.engines[0].wrong = wrong
     else:
         pool.engines[0].wrong_probe = 2e-4 if wrong == "probe" else float("nan")
     with pytest.raises(WeightsDiffer, match=sentence):
-        await pool.turn()
+        await pool.pool.publish(2)
     await pool.pool.close()
 
 

@@ -149,6 +149,14 @@ def test_memory_without_gpus_is_that_of_the_process():
     assert "inside the trainer's process" in format_explanation(e)
 
 
+@pytest.mark.parametrize(
+    ("staleness", "mode"),
+    [(0, "; synchronous"), (2, "; asynchronous: rollouts begin up to 2 steps early, weighed by TIS up to 2")],
+)
+def test_the_mode_of_a_stage_is_said(staleness, mode):
+    assert f"{mode}\n" in format_explanation(explain(recipe(rl(staleness=staleness)), SMALL, ROUND))
+
+
 def test_the_paper_s_run():
     paper = load_recipe(PAPER)
     stages = [s for s in paper.stages if s.kind == "rl"]

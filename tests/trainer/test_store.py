@@ -18,9 +18,10 @@ from contracts.trajectory import (
     TrajectoryIndex,
     TrajectoryRow,
     TurnRow,
+    VersionSpan,
 )
 from trainer.files import evaluation_shard, train_shard
-from trainer.store import PathError, Places, read_row, write_shard
+from trainer.store import PathError, Places, iter_rows, read_row, write_shard
 
 COLUMNS = {
     "run": "string",
@@ -39,6 +40,7 @@ COLUMNS = {
     "token_marks": "list<element: string>",
     "turns": "string",
     "tool_calls": "string",
+    "version_spans": "list<element: struct<version: int32, start: int32, end: int32>>",
 }
 
 
@@ -91,6 +93,7 @@ def make_row(number: int = 0, problem: str = "What is 1 + 1?", output: str = "2"
         token_marks=[TokenMark.FORKING, TokenMark.NONE, TokenMark.NONE],
         turns=[TurnRow(turn=0, start=0, end=3)],
         tool_calls=[call],
+        version_spans=[VersionSpan(version=1, start=0, end=2), VersionSpan(version=2, start=2, end=3)],
     )
 
 
@@ -102,6 +105,14 @@ def test_every_row_comes_back(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["step-00005.parquet"]
     with pq.ParquetFile(path) as file:
         assert file.num_row_groups == 3
+
+
+def test_a_shard_that_says_nothing_of_versions_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.parquet"
+    write_shard(path, [make_row()])
+    pq.write_table(pq.read_table(path).drop_columns(["version_spans"]), path)
+    expected = make_row().model_copy(update={"version_spans": []})
+    assert [read_row(path, 0), *iter_rows(path)] == [expected, expected]
 
 
 @pytest.mark.parametrize("row", [-1, 1, 500])

@@ -262,6 +262,29 @@ async def test_an_update_in_mid_turn_leaves_no_stale_row(model):
     check(model, [*ids, *before.ids], after)
 
 
+async def test_a_turn_that_new_weights_reach_says_which_sampled_what(model):
+    """It keeps its keys and values, and nothing of them is copied for a turn that begins with the new weights."""
+    engine = TorchEngine(model, max_batch=4, max_context=CONTEXT)
+    ids = prompt(20, 0)
+    alone = await engine.generate(ids, spec(30, seed=3))
+    engine._rows.forget(0)
+    running = asyncio.create_task(engine.generate(ids, spec(30, seed=3)))
+    while not any(12 <= len(request.sampled) < 30 for request in engine._active):
+        await asyncio.sleep(0)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.5)
+        model.model.layers[0].mlp.up_proj.weight.mul_(0.5)
+    engine.set_version(4)
+    begun = asyncio.create_task(engine.generate(ids, spec(10, seed=4)))
+    await asyncio.sleep(0)
+    found, later = await asyncio.gather(running, begun)
+    assert [(s.version, s.start, s.end) for s in found.spans] == [(0, 0, 12), (4, 12, 30)]
+    assert found.ids[:12] == alone.ids[:12] and found.logprobs[:12] == alone.logprobs[:12]
+    assert found.logprobs[12:] != alone.logprobs[12:]
+    assert (later.policy_version, later.spans) == (4, ())
+    check(model, ids, later)
+
+
 @pytest.mark.parametrize(
     ("ids", "asked", "word"),
     [

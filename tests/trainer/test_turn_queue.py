@@ -111,7 +111,7 @@ async def test_what_can_never_fit_is_refused():
 async def test_new_weights_close_no_door_of_an_engine_that_shares_them():
     engine = ScheduledEngine(Engine())
     engine._engine.gate.set()
-    engine.set_version(4)
+    await engine.publish(4)
     assert (await engine.generate([1], spec(1))).policy_version == 4
 
 

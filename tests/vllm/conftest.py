@@ -46,27 +46,27 @@ class Engines:
             host, count, self.weights, max_context=CONTEXT, vocab_size=self.vocabulary, tell=self.told.append
         )
         self.version = 0
-        self.publish()
+        self.run(self.publish())
 
     def run(self, work: Any) -> Any:
         return self.runner.run(work)
 
-    def publish(self) -> int:
+    async def publish(self) -> int:
         self.version += 1
-        self.pool.set_version(self.version)
+        await self.pool.publish(self.version)
         return self.version
 
-    @torch.no_grad()
-    def train(self, seed: int) -> int:
+    async def train(self, seed: int) -> int:
         """Other weights, in place, as an optimizer would make them."""
         draw = torch.Generator().manual_seed(seed)
-        for parameter in self.model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.02)
-        return self.publish()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.02)
+        return await self.publish()
 
-    def restore(self) -> int:
+    async def restore(self) -> int:
         load_weights(self.model, TINY_BASE)
-        return self.publish()
+        return await self.publish()
 
     def settle(self) -> None:
         """Until every engine is up, also one that a test killed, and has the newest weights: what a test does to the
@@ -96,7 +96,7 @@ def all_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 @pytest.fixture
 def engines(all_engines: Engines) -> Engines:
     """With the weights of models/tiny-base."""
-    all_engines.restore()
+    all_engines.run(all_engines.restore())
     all_engines.settle()
     all_engines.told.clear()
     return all_engines

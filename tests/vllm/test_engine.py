@@ -149,12 +149,12 @@ def test_a_cancelled_turn_leaves_the_engine(engines: Engines) -> None:
 def test_after_an_update_the_weights_are_the_learner_s(engines: Engines) -> None:
     asked = [(prompt(i), spec(seed=i)) for i in range(8)]
     before = generate(engines, asked)
-    version = engines.train(1)
+    version = engines.run(engines.train(1))
     after = generate(engines, asked)
     assert [g.policy_version for g in after] == [version] * 8
     assert all(worst(engines, ids, g) < LIMIT for (ids, _), g in zip(asked, after, strict=True))
     assert all(worst(engines, ids, g) > 0.01 for (ids, _), g in zip(asked, before, strict=True))
-    engines.restore()
+    engines.run(engines.restore())
     assert [g.ids for g in generate(engines, asked)] == [g.ids for g in before]
 
 
@@ -164,8 +164,7 @@ def test_an_update_in_flight_names_the_version_of_each_token(engines: Engines) -
     async def update_meanwhile() -> list[Generation]:
         turns = [asyncio.ensure_future(engines.pool.generate(prompt(i), spec(600, seed=i))) for i in range(8)]
         await asyncio.sleep(0.5)
-        engines.train(2)
-        await engines.pool.generate(prompt(9), spec(1))
+        await engines.train(2)
         return await asyncio.gather(*turns)
 
     with torch.no_grad():
@@ -194,11 +193,10 @@ def test_the_guard_finds_a_head_that_was_not_updated(engines: Engines, monkeypat
         return {name: tensor for name, tensor in real(self, *args, **kwargs).items() if name != "lm_head.weight"}
 
     monkeypatch.setattr(type(engines.model), "state_dict", without_head)
-    engines.train(3)
     with pytest.raises(WeightsDiffer, match="nats off the trainer's version"):
-        generate(engines, [(prompt(0), spec(2))])
+        engines.run(engines.train(3))
     monkeypatch.undo()
-    engines.publish()
+    engines.run(engines.publish())
     assert worst(engines, prompt(0), generate(engines, [(prompt(0), spec())])[0]) < LIMIT
 
 
@@ -210,11 +208,10 @@ def test_the_guard_finds_a_tensor_that_is_another(engines: Engines, monkeypatch:
         return replace(made, checksums=made.checksums | {"model.norm.weight": "0" * 64})
 
     monkeypatch.setattr(engines.weights, "snapshot", other_tensor)
-    engines.publish()
     with pytest.raises(WeightsDiffer, match=r"another model\.norm\.weight"):
-        generate(engines, [(prompt(0), spec(2))])
+        engines.run(engines.publish())
     monkeypatch.undo()
-    engines.publish()
+    engines.run(engines.publish())
     assert len(generate(engines, [(prompt(0), spec(2))])[0].ids) == 2
 
 

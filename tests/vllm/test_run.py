@@ -36,9 +36,9 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
 class Run:
     """A trainer of its own process, seen through its journal."""
 
-    def __init__(self, out: Path, sandbox: RunningNode) -> None:
+    def __init__(self, out: Path, sandbox: RunningNode, *changes: str) -> None:
         self.out = out
-        recipe = ["run", "recipes/smoke.yaml", "--set", "engine=vllm", "--set", "engines=2"]
+        recipe = ["run", "recipes/smoke.yaml", "--set", "engines=2", *changes]
         environment = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trainer", *recipe, "--out", str(out)],
@@ -114,3 +114,22 @@ def _check_step(rows: list[TrajectoryRow]) -> None:
         lengths = map(len, (row.response_ids, row.response_mask, row.sampling_logprobs, row.entropies))
         assert len(set(lengths)) == 1 and row.index.policy_tokens > 0
         assert [turn.turn for turn in row.turns] == list(range(len(row.turns)))
+
+
+def test_a_run_that_samples_a_step_ahead(tmp_path: Path, sandbox: RunningNode) -> None:
+    """Rollouts of the next step go on while the weights of both engines change; every token says whose it is."""
+    run = Run(tmp_path / "run", sandbox, "--set", "stages.2.staleness=1", "--set", "stages.2.evaluate_every=0")
+    try:
+        _, said = run.process.communicate(timeout=60 * MINUTES)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the run did not end: {run.last_words()}")
+    assert run.process.returncode == 0, said[-3000:]
+    metrics = [p.values for p in run.payloads("metrics") if "policy/staleness_max" in p.values]
+    assert [m["policy/staleness_max"] for m in metrics] == [0.0, 1.0, 1.0, 1.0]
+    for step, values in enumerate(metrics, start=1):
+        rows = list(iter_rows(run.out / f"trajectories/stage-{STAGE:02d}/step-{step:05d}.parquet"))
+        assert len({(row.index.prompt_id, row.index.sample) for row in rows}) == len(rows) == PROMPTS * SAMPLES
+        newest = max(span.version for row in rows for span in row.version_spans)
+        oldest = min(row.version_spans[0].version for row in rows)
+        assert newest - oldest <= values["policy/staleness_max"]
+        assert (values["policy/logprob_gap_max"] < SMALL_GAP) == (step == 1)

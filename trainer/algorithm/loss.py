@@ -15,7 +15,6 @@ from torch import Tensor
 from contracts.recipe import LossAggregation, LossTerm
 
 MAX_LOG_RATIO = 20.0
-DEFAULT_CAP = 2.0  # of importance weights, for the metric where TIS is off
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.optim import AdamW
 from transformers import Qwen3ForCausalLM
 
-from contracts.recipe import LossTerm, RlStage
+from contracts.recipe import TIS_BOUND, LossTerm, RlStage
 from trainer.algorithm.logprobs import TokenScores
 from trainer.algorithm.loss import (
-    DEFAULT_CAP,
     LossInputs,
     LossRule,
     LossShare,
@@ -108,7 +107,7 @@ def learn(
         ratio_max=max(of_update.ratio_max for of_update in totals),
         clipped_share=sum(of_update.clipped_tokens for of_update in totals) / tokens,
         dual_clipped_share=sum(of_update.dual_clipped_tokens for of_update in totals) / tokens,
-        mismatch=measure_mismatch(old, torch.cat(fixed.sampling), stage.loss_terms.get(LossTerm.TIS, DEFAULT_CAP)),
+        mismatch=measure_mismatch(old, torch.cat(fixed.sampling), stage.loss_terms.get(LossTerm.TIS, TIS_BOUND)),
         kl_reference=_measure_kl(old, fixed.reference),
     )
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from contracts.execution import Execution
 from contracts.recipe import Sampling
 from contracts.scoring import Grade, Ungraded, UngradedReason
-from contracts.trajectory import StopReason, ToolCallRow, ToolStatus, TurnRow
+from contracts.trajectory import StopReason, ToolCallRow, ToolStatus, TurnRow, VersionSpan
 from sandbox.client import SandboxUnavailable
 from trainer.analysis.classes import token_at, token_starts
 from trainer.rollout.chat import Chat
@@ -168,6 +168,8 @@ class _Loop:
         elapsed_ms = (time.perf_counter() - started) * 1e3
         trajectory.turns.append(TurnRow(turn=turn, start=start, end=start + count, generate_ms=elapsed_ms))
         trajectory.entropy_kind = reply.entropy_kind
+        one = VersionSpan(version=reply.policy_version, start=0, end=count)
+        trajectory.add_versions(start, reply.spans or (one,))
         if turn == 0:
             trajectory.policy_version = reply.policy_version
         return reply

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from contracts.trajectory import EntropyKind
+from contracts.trajectory import EntropyKind, VersionSpan
 
 OnTokens = Callable[[Sequence[int], Sequence[float]], None]
 
@@ -36,15 +36,6 @@ class SamplingSpec:
     seed: int
     stop_ids: tuple[int, ...]
     trajectory: int | None = None  # whose turn it is: its engine has the prefix. None: a turn by itself
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
-    """Tokens [start, end) of a turn were sampled by this policy version."""
-
-    version: int
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)

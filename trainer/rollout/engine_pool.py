@@ -88,14 +88,17 @@ class EnginePool:
         self._is_open = False  # the first turns wait for all engines, or the first one up would get them all
         self._request = itertools.count()
 
-    def set_version(self, version: int) -> None:
-        """The weights were updated: they are kept as they are now, and every engine has them before it next starts a
-        turn. What is being sampled meanwhile goes on with them from its next token."""
+    async def publish(self, version: int) -> None:
+        """The learner's weights as they are now are of this version: returns when every engine that is up has them, so
+        that no turn starts with older ones. What is being sampled meanwhile goes on with them from its next token."""
+        async with self._lock:  # an engine that is being given the last snapshot reads it to its end
+            self._take_snapshot(version)
+        await self._update_stale()
+
+    def _take_snapshot(self, version: int) -> None:
         self._snapshot = self._weights.snapshot(version)
         self.policy_version = version
         self._queue.scheduler.set_version(version)
-        if self._queue.scheduler.queued():
-            self._spawn(self._update_stale())  # they wait for it, and nobody may come to ask
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
         """Continue `ids`; EngineError for what can never be generated, or when no engine is left to do it."""
@@ -244,7 +247,7 @@ class EnginePool:
     async def _update_stale(self) -> None:
         """Bring every engine that is up to the newest snapshot; nothing to do is the usual case."""
         if self._snapshot is None:
-            raise EngineError("the engines were given no weights: set_version comes first")
+            raise EngineError("the engines were given no weights: publish comes first")
         if not any(slot.holds is not None and slot.holds is not self._snapshot for slot in self._slots):
             return
         async with self._lock:

@@ -18,6 +18,7 @@ class KvRows:
         self.lengths = np.zeros(self.count, dtype=np.int64)
         self._ids = np.zeros((self.count, cache.shape[4]), dtype=np.int64)
         self._used = np.zeros(self.count, dtype=np.int64)
+        self._is_old = np.zeros(self.count, dtype=bool)  # decodes on, but holds keys of older weights
         self._clock = 0
 
     def place(self, ids: Sequence[int], at: int) -> int:
@@ -42,6 +43,7 @@ class KvRows:
             self.cache[:, :, at, :, :length] = self.cache[:, :, donor, :, :length]
             self._ids[at, :length] = self._ids[donor, :length]
         self.lengths[at] = length
+        self._is_old[at] = False
         return length
 
     def extend(self, first: int, ids: Sequence[Sequence[int]]) -> None:
@@ -65,8 +67,9 @@ class KvRows:
         self._swap(row, last)
 
     def forget(self, first: int) -> None:
-        """Nothing in the rows from `first` on is worth reusing."""
+        """Nothing in the rows from `first` on is worth reusing, and nothing may be copied from those before."""
         self.lengths[first:] = 0
+        self._is_old[:first] = True
 
     def _shared(self, ids: np.ndarray) -> np.ndarray:
         """Length of the common prefix of each row with `ids`."""
@@ -74,7 +77,7 @@ class KvRows:
             return np.zeros_like(self.lengths)
         differs = self._ids[:, : ids.size] != ids
         common = np.where(differs.any(axis=1), differs.argmax(axis=1), ids.size)
-        return np.minimum(common, self.lengths)
+        return np.where(self._is_old, 0, np.minimum(common, self.lengths))
 
     def _victim(self, at: int) -> int:
         empty = np.flatnonzero(self.lengths[at:] == 0)
@@ -88,5 +91,5 @@ class KvRows:
             kept = self.cache[:, :, a, :, :length].clone()
             self.cache[:, :, a, :, :length] = self.cache[:, :, b, :, :length]
             self.cache[:, :, b, :, :length] = kept
-        for array in (self._ids, self.lengths, self._used):
+        for array in (self._ids, self.lengths, self._used, self._is_old):
             array[[a, b]] = array[[b, a]]

@@ -96,4 +96,5 @@ def build_row(
         token_marks=analysis.marks,
         turns=trajectory.turns,
         tool_calls=trajectory.tool_calls,
+        version_spans=trajectory.version_spans,
     )

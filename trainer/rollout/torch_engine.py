@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
-from contracts.trajectory import EntropyKind
+from contracts.trajectory import EntropyKind, VersionSpan
 from trainer.rollout.decode import Decode
 from trainer.rollout.engine import (
     EngineError,
@@ -45,7 +45,7 @@ class _Request:
     on_tokens: OnTokens | None
     future: asyncio.Future[Generation]
     uniforms: np.ndarray
-    version: int
+    version: int  # of the weights that read its ids
     row: int = -1
     dropped: bool = False
     finish: FinishReason | None = None
@@ -53,8 +53,10 @@ class _Request:
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
+    begins: dict[int, int] = field(default_factory=dict)  # policy version -> the first token that it sampled
 
-    def add(self, token: int, logprob: float, entropy: float) -> None:
+    def add(self, version: int, token: int, logprob: float, entropy: float) -> None:
+        self.begins.setdefault(version, len(self.sampled))
         self.sampled.append(token)
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
@@ -67,16 +69,27 @@ class _Request:
             self.on_tokens(self.sampled[self.shown :], self.entropies[self.shown :])
             self.shown = len(self.sampled)
         if ended and not self.future.done():
-            self.future.set_result(
-                Generation(self.sampled, self.logprobs, self.entropies, EntropyKind.FULL, ended, self.version)
-            )
+            self.future.set_result(self._generation(ended))
+
+    def _generation(self, finish: FinishReason) -> Generation:
+        ends = [*self.begins.values(), len(self.sampled)][1:]
+        spans = [VersionSpan(version=v, start=s, end=e) for (v, s), e in zip(self.begins.items(), ends, strict=True)]
+        return Generation(
+            self.sampled,
+            self.logprobs,
+            self.entropies,
+            EntropyKind.FULL,
+            finish,
+            spans[0].version,
+            tuple(spans) if len(spans) > 1 else (),
+        )
 
 
 class TorchEngine:
     """`max_batch` rows of `max_context` tokens, float32 on the CPU.
 
     Weights are read live: an optimizer's in-place update is seen by the next step. Call `set_version`
-    after it, so that no keys and values of the older weights are continued.
+    after it, so that no keys and values of the older weights are taken for the new ones'.
     """
 
     entropy_kind = EntropyKind.FULL
@@ -95,7 +108,8 @@ class TorchEngine:
         self._task: asyncio.Task[None] | None = None
 
     def set_version(self, version: int) -> None:
-        """The weights were updated in place; what is still decoding goes on under its old version."""
+        """The weights were updated in place. What is still decoding goes on with them from its next token, over the
+        keys and values it has; no other row uses those."""
         self.policy_version = version
         self._rows.forget(len(self._active))
 
@@ -188,6 +202,7 @@ class TorchEngine:
                 continue
             prompts.add(prompt)
             request.row = len(self._active)
+            request.version = self.policy_version
             longest = max(longest, len(prompt) - self._rows.place(prompt, request.row))
             self._active.append(request)
             admitted.append(request)
@@ -210,7 +225,7 @@ class TorchEngine:
         uniforms = torch.tensor([request.uniforms[len(request.sampled)] for request in requests])
         tokens, logprobs, entropies = sample(logits, temperatures, uniforms)
         for request, *token in zip(requests, tokens.tolist(), logprobs.tolist(), entropies.tolist(), strict=True):
-            request.add(*token)
+            request.add(self.policy_version, *token)
 
 
 @torch.inference_mode()

@@ -3,10 +3,11 @@
 `contracts.trajectory.TrajectoryRow` is how it is stored; this is how it is made and learned from.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from contracts.scoring import Grade, Graded
-from contracts.trajectory import EntropyKind, StopReason, ToolCallRow, TurnRow
+from contracts.trajectory import EntropyKind, StopReason, ToolCallRow, TurnRow, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,25 @@ class Trajectory:
     turns: list[TurnRow] = field(default_factory=list)
     tool_calls: list[ToolCallRow] = field(default_factory=list)
     entropy_kind: EntropyKind = EntropyKind.FULL
-    policy_version: int = 0
+    policy_version: int = 0  # of the first token
+    version_spans: list[VersionSpan] = field(default_factory=list)
     stop_reason: StopReason = StopReason.CANCELLED
     grade: Grade | None = None
     duration_s: float = 0.0
+
+    def add_versions(self, start: int, spans: Sequence[VersionSpan]) -> None:
+        """Of tokens that were appended at `start`; positions of `spans` count from there. A tool response between
+        them and the last span becomes part of that one, and so do tokens of the same version."""
+        for span in spans:
+            end = start + span.end
+            if self.version_spans:
+                last = self.version_spans[-1]
+                is_same = last.version == span.version
+                until = end if is_same else start + span.start
+                self.version_spans[-1] = VersionSpan(version=last.version, start=last.start, end=until)
+                if is_same:
+                    continue
+            self.version_spans.append(VersionSpan(version=span.version, start=start + span.start, end=end))
 
     @property
     def reward(self) -> float | None:

@@ -40,7 +40,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from contracts.trajectory import EntropyKind
+from contracts.trajectory import EntropyKind, VersionSpan
 from trainer.analysis.entropy import bound_entropy
 from trainer.rollout.engine import (
     EngineError,
@@ -48,7 +48,6 @@ from trainer.rollout.engine import (
     FinishReason,
     Generation,
     SamplingSpec,
-    VersionSpan,
     check_request,
 )
 from trainer.rollout.remote import VLLM_MINOR, EngineFacts, EngineSettings, NewTokens, UpdateReport
@@ -293,7 +292,7 @@ def _finish(output: RequestOutput, ids: list[int], logprobs: list[float], entrop
     part = output.outputs[0]
     if part.finish_reason not in ("stop", "length"):
         raise EngineError(f"vLLM ended the request as {part.finish_reason!r}")
-    spans = tuple(VersionSpan(int(s.version), s.start, s.end) for s in part.weight_versions or [])
+    spans = tuple(VersionSpan(version=int(s.version), start=s.start, end=s.end) for s in part.weight_versions or [])
     finish = FinishReason.STOP if part.finish_reason == "stop" else FinishReason.LENGTH
     version = spans[0].version
     return Generation(

@@ -186,6 +186,17 @@ CHARTS = (
         unit="nats",
     ),
     Chart(
+        "staleness",
+        "Staleness",
+        "How old is what a step learns from? policy versions, over policy tokens",
+        (
+            Series("policy/staleness_mean", "mean"),
+            Series("policy/staleness_max", "oldest token", "violet", dash="dot"),
+            Series("policy/older_share", "share of older tokens", "warn", dash="dot"),
+        ),
+        unit="versions",
+    ),
+    Chart(
         "sft",
         "SFT loss",
         "Does it take the form? cross-entropy of trained tokens, nats",
