@@ -5,14 +5,14 @@ import itertools
 import logging
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from sandbox.box import Box, BoxError, BoxOutOfMemoryError
+from sandbox.cores import Cores
 from sandbox.jobs import Job
+from sandbox.tally import Tally
 from sandbox.tiers import Tier
-
-if TYPE_CHECKING:
-    from sandbox.pool import Pool
 
 log = logging.getLogger("sandbox.slots")
 
@@ -27,10 +27,49 @@ DROP_AFTER_S = 1.0  # most calls whose caller has gone end by themselves sooner
 DROP_SAVES_S = 2.0  # a new box costs half a second of CPU: not for a call that ends soon anyway
 
 
+class SlotOwner(Protocol):
+    """Whom a slot works for: the pool."""
+
+    tally: Tally
+    where: Cores
+
+    async def start_box(self, tier: Tier) -> Box:
+        """A new box; raises BoxError."""
+        ...
+
+    def retire(self, box: Box) -> None:
+        """End a box in the background."""
+        ...
+
+    def take(self, slot: "Slot") -> None:
+        """The slot is ready for a job; it may get one at once."""
+        ...
+
+    def forget_idle(self, slot: "Slot") -> None:
+        """The slot takes no jobs at the moment."""
+        ...
+
+    def wants_spare(self, tier: Tier) -> bool:
+        """True when a box of the tier may idle after its call."""
+        ...
+
+    def answer(self, job: Job, reply: Mapping[str, Any], *, box: Box, queue_s: float) -> None:
+        """Answer a job with what the box said."""
+        ...
+
+    def blame(self, job: Job, *, box: Box, spent_s: float, queue_s: float) -> None:
+        """Answer a job whose program took so much memory that its box died."""
+        ...
+
+    def give_back(self, job: Job, reason: str) -> None:
+        """A box died under this job."""
+        ...
+
+
 class Slot:
     """Keeps one box of a tier alive and runs the jobs that the pool hands to it."""
 
-    def __init__(self, pool: "Pool", tier: Tier) -> None:
+    def __init__(self, pool: SlotOwner, tier: Tier) -> None:
         self._pool = pool
         self.tier = tier
         self.box: Box | None = None

@@ -8,7 +8,8 @@ import pytest
 
 from contracts.execution import Execution, ExecutionBatch, ExecutionCall
 from tests.sandbox.conftest import RunningNode, call, require_runsc, start_node, stop_node
-from tests.sandbox.hostile_programs import PROGRAMS, Hostile
+from tests.sandbox.hostile import Hostile
+from tests.sandbox.hostile_programs import PROGRAMS
 
 pytestmark = pytest.mark.runsc
 
