@@ -154,7 +154,17 @@ def test_a_user_uploads_a_benchmark_and_evaluates_a_checkpoint_on_it(page: Page,
     assert rows == [(4,)]
 
 
-@pytest.mark.parametrize("path", ["/", "/runs/", "/launch/", "/datasets/", "/leaderboards/"])
+def test_the_cluster_page_shows_the_node_and_the_machine(page: Page, stack: Stack):
+    page.goto(f"{stack.url}/cluster/")
+    nodes = page.get_by_role("region", name="Sandbox nodes")
+    expect(nodes.locator("tbody tr")).to_have_count(1)
+    expect(nodes.locator("[data-state=ready]")).to_be_visible()
+    expect(nodes.get_by_text("gvisor")).to_be_visible()
+    expect(page.get_by_role("region", name="Machines").locator("tbody tr")).to_have_count(1, timeout=60_000)
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+@pytest.mark.parametrize("path", ["/", "/runs/", "/launch/", "/datasets/", "/leaderboards/", "/cluster/"])
 def test_a_narrow_screen_does_not_scroll_sideways(page: Page, stack: Stack, path):
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(stack.url + path)
