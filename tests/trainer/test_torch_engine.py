@@ -269,7 +269,7 @@ async def test_a_turn_that_new_weights_reach_says_which_sampled_what(model):
     alone = await engine.generate(ids, spec(30, seed=3))
     engine._rows.forget(0)
     running = asyncio.create_task(engine.generate(ids, spec(30, seed=3)))
-    while not any(12 <= len(request.sampled) < 30 for request in engine._active):
+    while not any(12 <= engine._turns.count(request.row) < 30 for request in engine._active):
         await asyncio.sleep(0)
     with torch.no_grad():
         model.model.norm.weight.mul_(1.5)

@@ -4,11 +4,12 @@ What is computed at a position depends on the tokens up to it and on nothing els
 rows, not on whether it was fed alone, with its prompt or after a tool's response. So a rollout is a function of
 weights, prompt and seed (docs/decisions/resume.md says what makes it so and what it costs).
 
-Reads the weights of the model live at each call (no copies), so an in-place optimizer update is seen at once.
+Reads the weights of the model where they are (views, no copies), so an in-place optimizer update is seen at once.
 Equal to transformers' forward within float32 rounding; `test_torch_engine` holds log-probabilities to 1e-5.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3RMSNorm
 
 CHUNK = 128  # tokens of a row fed at once: bounds the attention scores of a long prompt
 TILE = 16  # tokens are multiplied with the weights in whole tiles,
@@ -24,7 +25,29 @@ QUERIES = 4  # and queries with the keys in whole fours: products of fewer rows 
 KEY_BLOCK = 128  # values summed in one product: longer sums are split where their length says
 VECTOR = 16  # floats: what is summed is padded with zeros to whole vectors
 
-Layer = Qwen3DecoderLayer | LlamaDecoderLayer
+
+class _Linear(NamedTuple):
+    weight: Tensor  # [in, out]
+    bias: Tensor | None
+
+
+class _Norm(NamedTuple):
+    weight: Tensor
+    eps: Tensor  # []
+
+
+class _Layer(NamedTuple):
+    """Views of a layer's weights: looking them up in modules at every step costs as much as a small product."""
+
+    attention_norm: _Norm
+    qkv: tuple[_Linear, _Linear, _Linear]
+    q_norm: _Norm | None
+    k_norm: _Norm | None
+    out: _Linear
+    mlp_norm: _Norm
+    gate: _Linear
+    up: _Linear
+    down: _Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +60,11 @@ class _Step:
     keys: int
     cos: Tensor  # [count, 1, head_dim]
     sin: Tensor  # the same, its first half negated
-    bias: Tensor  # [rows * kv_heads, Q, keys]: 0 or -inf
+    bias: Tensor  # [rows * kv_heads, Q, keys], or [.., 1, keys] where all queries see the same: 0 or -inf
     slots: Tensor  # [count * 2 * kv_heads]: where keys and values go, counted in heads of the flat cache
     qkv: Tensor  # [n, heads + 2 * kv_heads, head_dim]
     queries: Tensor  # [rows * kv_heads, Q, head_dim]; its padding stays 0
-    mixed: Tensor  # [n, heads * head_dim]; its padding stays 0
+    mixed: Tensor  # [n, heads * head_dim]; its padding is never read
 
 
 class Decode:
@@ -51,13 +74,17 @@ class Decode:
         config = model.config
         if getattr(config, "use_sliding_window", False):
             raise ValueError("the torch engine has no sliding-window attention")
-        self.model = model
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
         self.kv_heads = int(config.num_key_value_heads or config.num_attention_heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self.max_context = max_context
+        self._layers = [_view_layer(layer) for layer in model.model.layers]
+        self._embeddings = model.model.embed_tokens.weight.detach()
+        self._norm = _view_norm(model.model.norm)
+        self._head = _view(model.lm_head)
         self._key_counts = find_key_counts(self.head_dim)
+        self._spare: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # work space of decode steps, by padded rows
         with torch.inference_mode():
             positions = torch.arange(max_context + 1)[None]
             cos, sin = model.model.rotary_emb(torch.zeros(1, 1, dtype=torch.float32), positions)
@@ -81,98 +108,121 @@ class Decode:
         starts [rows]: tokens already in the cache; counts [rows]: tokens of `ids` that are real, at least 1.
         """
         rows, tokens = ids.shape
-        last = torch.zeros(_whole_tiles(rows), self.model.config.hidden_size)
-        for begin in range(0, tokens, CHUNK):
-            chunk = ids[:, begin : begin + CHUNK]
-            hidden = self._hidden(cache, chunk, starts + begin, counts - begin, first)
-            ends = counts - 1 - begin
-            ends_here = ((ends >= 0) & (ends < CHUNK)).nonzero()[:, 0]
-            last[ends_here] = hidden[ends_here * chunk.shape[1] + ends[ends_here]]
-        return F.linear(_rms(last, self.model.model.norm), self.model.lm_head.weight)[:rows]
+        if tokens == 1:
+            last = self._hidden(cache, ids, starts, counts, first)
+        else:
+            last = torch.zeros(_whole_tiles(rows), self._embeddings.shape[1])
+            for begin in range(0, tokens, CHUNK):
+                chunk = ids[:, begin : begin + CHUNK]
+                hidden = self._hidden(cache, chunk, starts + begin, counts - begin, first)
+                ends = counts - 1 - begin
+                ends_here = ((ends >= 0) & (ends < CHUNK)).nonzero()[:, 0]
+                last[ends_here] = hidden[ends_here * chunk.shape[1] + ends[ends_here]]
+        return torch.mm(_rms(last, self._norm), self._head.weight)[:rows]
 
     def _hidden(self, cache: Tensor, ids: Tensor, starts: Tensor, counts: Tensor, first: int) -> Tensor:
         """[n, width] after the last layer: the tokens of all rows, one list in whole tiles."""
         step = self._prepare(cache, ids, starts, counts, first)
-        padded = F.pad(ids.reshape(-1), (0, step.mixed.shape[0] - ids.numel()))
-        hidden = F.embedding(padded, self.model.model.embed_tokens.weight)
+        hidden = torch.zeros(step.mixed.shape[0], self._embeddings.shape[1])
+        hidden[: ids.numel()] = F.embedding(ids.reshape(-1), self._embeddings)
         heads = cache.view(-1, self.head_dim)
         rows = slice(first * self.kv_heads, (first + step.rows) * self.kv_heads)
+        by_head = cache.view(2, self.layers, -1, *cache.shape[4:])[:, :, rows, : step.keys]
         layer_heads = heads.shape[0] // (2 * self.layers)
-        for index, layer in enumerate(self.model.model.layers):
-            keys, values = (part.flatten(0, 1)[rows] for part in (cache[0, index], cache[1, index]))
-            self._attend(layer, hidden, step, heads[index * layer_heads :], keys, values)
+        for index, layer in enumerate(self._layers):
+            self._attend(layer, hidden, step, heads[index * layer_heads :], by_head[0, index], by_head[1, index])
             _feed_forward(layer, hidden)
         return hidden
 
     def _prepare(self, cache: Tensor, ids: Tensor, starts: Tensor, counts: Tensor, first: int) -> _Step:
         rows, tokens = ids.shape
-        group = self.heads // self.kv_heads
-        n = _whole_tiles(rows * tokens)
         offsets = torch.arange(tokens)
         # Padding is written behind the context, where no query looks.
         slots = torch.where(offsets < counts[:, None], starts[:, None] + offsets, self.max_context)
         keys = self._pad_keys(int((starts + counts.clamp(max=tokens)).max()))
-        queries = -(-group * tokens // QUERIES) * QUERIES
-        bias = torch.zeros(rows, self.kv_heads, queries, keys)
-        unseen = torch.arange(keys) > slots[:, :, None]
-        by_group = bias[:, :, : group * tokens].view(rows, self.kv_heads, group, tokens, keys)
-        by_group.masked_fill_(unseen[:, None, None], float("-inf"))
-        row_heads = (torch.arange(first, first + rows)[:, None] * self.kv_heads + torch.arange(self.kv_heads))[:, None]
+        row_heads = torch.arange(first * self.kv_heads, (first + rows) * self.kv_heads).view(rows, 1, self.kv_heads)
         to_keys = row_heads * cache.shape[4] + slots[:, :, None]
         half = cache.numel() // 2 // self.head_dim
+        qkv, queries, mixed = self._space(rows, tokens)
         return _Step(
             rows=rows,
             tokens=tokens,
             keys=keys,
-            cos=self._cos[slots.view(-1)][:, None],
-            sin=self._sin[slots.view(-1)][:, None],
-            bias=bias.view(rows * self.kv_heads, queries, keys),
+            cos=self._cos.index_select(0, slots.view(-1))[:, None],
+            sin=self._sin.index_select(0, slots.view(-1))[:, None],
+            bias=self._mask(slots, keys),
             slots=torch.cat((to_keys, to_keys + half), dim=-1).view(-1),
-            qkv=torch.zeros(n, self.heads + 2 * self.kv_heads, self.head_dim),
-            queries=torch.zeros(rows * self.kv_heads, queries, self.head_dim),
-            mixed=torch.zeros(n, self.heads * self.head_dim),
+            qkv=qkv,
+            queries=queries,
+            mixed=mixed,
         )
+
+    def _mask(self, slots: Tensor, keys: int) -> Tensor:
+        """What the tokens in these slots must not see, [rows * kv_heads, Q or 1, keys]."""
+        rows, tokens = slots.shape
+        group = self.heads // self.kv_heads
+        unseen = torch.arange(keys) > slots[:, :, None]
+        if tokens == 1:
+            bias = torch.zeros(rows, self.kv_heads, 1, keys)
+            return bias.masked_fill_(unseen[:, None], float("-inf")).view(-1, 1, keys)
+        bias = torch.zeros(rows, self.kv_heads, _whole_fours(group * tokens), keys)
+        by_group = bias[:, :, : group * tokens].view(rows, self.kv_heads, group, tokens, keys)
+        by_group.masked_fill_(unseen[:, None, None], float("-inf"))
+        return bias.view(rows * self.kv_heads, -1, keys)
+
+    def _space(self, rows: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """`qkv`, `queries` and `mixed` of a step. Those of a decode step are used again: their padding is the same."""
+        n = _whole_tiles(rows * tokens)
+        found = self._spare.get(n) if tokens == 1 else None
+        if found is None:
+            padded_rows = n if tokens == 1 else rows
+            queries = _whole_fours(self.heads // self.kv_heads * tokens)
+            found = (
+                torch.zeros(n, self.heads + 2 * self.kv_heads, self.head_dim),
+                torch.zeros(padded_rows * self.kv_heads, queries, self.head_dim),
+                torch.zeros(n, self.heads * self.head_dim),
+            )
+            if tokens == 1:
+                self._spare[n] = found
+        qkv, spare, mixed = found
+        return qkv, spare[: rows * self.kv_heads], mixed
 
     def _pad_keys(self, longest: int) -> int:
         """The next key count, of those that make no difference."""
         blocks, rest = divmod(longest, KEY_BLOCK)
         return blocks * KEY_BLOCK + (next(count for count in self._key_counts if count >= rest) if rest else 0)
 
-    def _attend(self, layer: Layer, hidden: Tensor, step: _Step, heads: Tensor, keys: Tensor, values: Tensor) -> None:
+    def _attend(self, layer: _Layer, hidden: Tensor, step: _Step, heads: Tensor, keys: Tensor, values: Tensor) -> None:
         """Add what attention finds to `hidden`. heads: the flat cache from this layer's keys on; keys and
-        values [rows * kv_heads, tokens of the cache, head_dim]."""
-        attention = layer.self_attn
+        values [rows * kv_heads, keys of the step, head_dim]."""
         rows, tokens, group = step.rows, step.tokens, self.heads // self.kv_heads
         count, rotated = rows * tokens, self.heads + self.kv_heads
-        x = _rms(hidden, layer.input_layernorm)
+        x = _rms(hidden, layer.attention_norm)
         flat = step.qkv.view(step.qkv.shape[0], -1)
         at = 0
-        for part in (attention.q_proj, attention.k_proj, attention.v_proj):
-            _linear(x, part, flat[:, at : at + part.out_features])
-            at += part.out_features
+        for part in layer.qkv:
+            width = part.weight.shape[1]
+            _linear(x, part, flat[:, at : at + width])
+            at += width
         qkv = step.qkv[:count]
-        if isinstance(layer, Qwen3DecoderLayer):
-            qkv[:, :rotated].mul_(_inverse_rms(qkv[:, :rotated], layer.self_attn.q_norm.variance_epsilon))
-            qkv[:, : self.heads].mul_(layer.self_attn.q_norm.weight)
-            qkv[:, self.heads : rotated].mul_(layer.self_attn.k_norm.weight)
-        _rotate(qkv[:, :rotated], step.cos, step.sin)
+        to_rotate = qkv[:, :rotated]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            to_rotate.mul_(_inverse_rms(to_rotate, layer.q_norm.eps))
+            qkv[:, : self.heads].mul_(layer.q_norm.weight)
+            qkv[:, self.heads : rotated].mul_(layer.k_norm.weight)
+        swapped = to_rotate.roll(self.head_dim // 2, -1)
+        to_rotate.mul_(step.cos).addcmul_(swapped, step.sin)
         heads.index_copy_(0, step.slots, qkv[:, self.heads :].reshape(-1, self.head_dim))
         # Query heads of one key-value head are laid side by side as queries.
         real = slice(0, group * tokens)
         by_kv_head = (rows, self.kv_heads, group, tokens, self.head_dim)
         queries = step.queries.view(rows, self.kv_heads, -1, self.head_dim)[:, :, real].view(by_kv_head)
         queries.copy_(qkv[:, : self.heads].view(rows, tokens, self.kv_heads, group, -1).permute(0, 2, 3, 1, 4))
-        out = _mix(step, keys, values, self.head_dim**-0.5).view(rows, self.kv_heads, -1, self.head_dim)
+        scores = torch.baddbmm(step.bias, step.queries, keys.transpose(1, 2), alpha=self.head_dim**-0.5)
+        out = weigh(torch.softmax(scores, dim=-1), values).view(rows, self.kv_heads, -1, self.head_dim)
         mixed = step.mixed[:count].view(rows, tokens, self.kv_heads, group, self.head_dim)
         mixed.copy_(out[:, :, real].view(by_kv_head).permute(0, 3, 1, 2, 4))
-        _add_linear(hidden, step.mixed, attention.o_proj)
-
-
-def _mix(step: _Step, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Values by the softmax of queries times keys, summed block by block: [rows * kv_heads, Q, head_dim]."""
-    scores = torch.baddbmm(step.bias, step.queries, keys[:, : step.keys].transpose(1, 2), alpha=scale)
-    shares = torch.softmax(scores, dim=-1)
-    return weigh(shares, values[:, : step.keys])
+        _add_linear(hidden, step.mixed, layer.out)
 
 
 def weigh(shares: Tensor, values: Tensor) -> Tensor:
@@ -205,23 +255,47 @@ def find_key_counts(head_dim: int) -> list[int]:
     ]
 
 
-def _feed_forward(layer: Layer, hidden: Tensor) -> None:
-    mlp = layer.mlp
-    x = _rms(hidden, layer.post_attention_layernorm)
-    gate = F.silu(F.linear(x, mlp.gate_proj.weight, mlp.gate_proj.bias), inplace=True)
-    gate *= F.linear(x, mlp.up_proj.weight, mlp.up_proj.bias)
-    _add_linear(hidden, gate, mlp.down_proj)
+def _feed_forward(layer: _Layer, hidden: Tensor) -> None:
+    x = _rms(hidden, layer.mlp_norm)
+    gate = torch.empty(x.shape[0], layer.gate.weight.shape[1])
+    up = torch.empty_like(gate)
+    _linear(x, layer.gate, gate)
+    _linear(x, layer.up, up)
+    _add_linear(hidden, F.silu(gate, inplace=True).mul_(up), layer.down)
 
 
-def _linear(x: Tensor, part: nn.Linear, out: Tensor) -> None:
+def _view_layer(layer: Qwen3DecoderLayer | LlamaDecoderLayer) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return _Layer(
+        attention_norm=_view_norm(layer.input_layernorm),
+        qkv=(_view(attention.q_proj), _view(attention.k_proj), _view(attention.v_proj)),
+        q_norm=_view_norm(attention.q_norm) if isinstance(attention, Qwen3Attention) else None,
+        k_norm=_view_norm(attention.k_norm) if isinstance(attention, Qwen3Attention) else None,
+        out=_view(attention.o_proj),
+        mlp_norm=_view_norm(layer.post_attention_layernorm),
+        gate=_view(mlp.gate_proj),
+        up=_view(mlp.up_proj),
+        down=_view(mlp.down_proj),
+    )
+
+
+def _view(part: nn.Linear) -> _Linear:
+    return _Linear(part.weight.detach().t(), None if part.bias is None else part.bias.detach())
+
+
+def _view_norm(norm: Qwen3RMSNorm | LlamaRMSNorm) -> _Norm:
+    return _Norm(norm.weight.detach(), torch.tensor(norm.variance_epsilon))
+
+
+def _linear(x: Tensor, part: _Linear, out: Tensor) -> None:
     if part.bias is None:
-        torch.mm(x, part.weight.t(), out=out)
+        torch.mm(x, part.weight, out=out)
     else:
-        torch.addmm(part.bias, x, part.weight.t(), out=out)
+        torch.addmm(part.bias, x, part.weight, out=out)
 
 
-def _add_linear(hidden: Tensor, x: Tensor, part: nn.Linear) -> None:
-    hidden.addmm_(x, part.weight.t())
+def _add_linear(hidden: Tensor, x: Tensor, part: _Linear) -> None:
+    hidden.addmm_(x, part.weight)
     if part.bias is not None:
         hidden += part.bias
 
@@ -230,19 +304,16 @@ def _whole_tiles(count: int) -> int:
     return -(-count // TILE) * TILE
 
 
-def _rms(x: Tensor, norm: Qwen3RMSNorm | LlamaRMSNorm) -> Tensor:
+def _whole_fours(count: int) -> int:
+    return -(-count // QUERIES) * QUERIES
+
+
+def _rms(x: Tensor, norm: _Norm) -> Tensor:
     """Qwen3's and Llama's norm over the last dimension."""
-    return (x * _inverse_rms(x, norm.variance_epsilon)).mul_(norm.weight)
+    return (x * _inverse_rms(x, norm.eps)).mul_(norm.weight)
 
 
-def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+def _inverse_rms(x: Tensor, eps: Tensor) -> Tensor:
     """1 / sqrt(mean(x^2) + eps) over the last dimension, which is kept."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotary embedding in place."""
-    half = x.shape[-1] // 2
-    swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
-    x.mul_(cos).add_(swapped.mul_(sin))
+    return torch.addcmul(eps, length, length, value=1 / x.shape[-1]).rsqrt_()

@@ -46,17 +46,17 @@ class KvRows:
         self._is_old[at] = False
         return length
 
-    def extend(self, first: int, ids: Sequence[Sequence[int]]) -> None:
-        """Note that the keys of `ids[i]` were written to row first + i, behind what it held."""
-        if all(len(new) == 1 for new in ids):  # a decode step
-            rows = np.arange(first, first + len(ids))
-            self._ids[rows, self.lengths[rows]] = [new[0] for new in ids]
-            self.lengths[rows] += 1
-            return
-        for row, new in enumerate(ids, start=first):
-            length = self.lengths[row]
-            self._ids[row, length : length + len(new)] = new
-            self.lengths[row] = length + len(new)
+    def extend(self, ids: np.ndarray) -> None:
+        """Note that the key of `ids[i]` was written to row i, behind what it held."""
+        count = len(ids)
+        self._ids[np.arange(count), self.lengths[:count]] = ids
+        self.lengths[:count] += 1
+
+    def append(self, row: int, ids: Sequence[int]) -> None:
+        """Note that the keys of `ids` were written to the row, behind what it held."""
+        end = self.lengths[row] + len(ids)
+        self._ids[row, self.lengths[row] : end] = ids
+        self.lengths[row] = end
 
     def retire(self, row: int, last: int, *, keep: bool) -> None:
         """Row stops decoding: it changes places with `last`, the last decoding row, and is kept for reuse."""

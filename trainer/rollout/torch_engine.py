@@ -12,7 +12,7 @@ seed, so a request draws the same whoever else is in the batch (but for the last
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from trainer.rollout.engine import (
     check_request,
 )
 from trainer.rollout.kv_rows import KvRows
+from trainer.rollout.turn_rows import TurnRows
 
 PREFILL_TOKENS = 8192  # rows x tokens of one prefill pass, about
 LIVE_TOKENS = 8  # tokens between two `on_tokens`
@@ -48,41 +49,8 @@ class _Request:
     version: int  # of the weights that read its ids
     row: int = -1
     dropped: bool = False
-    finish: FinishReason | None = None
+    has_ended: bool = False
     shown: int = 0
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    begins: dict[int, int] = field(default_factory=dict)  # policy version -> the first token that it sampled
-
-    def add(self, version: int, token: int, logprob: float, entropy: float) -> None:
-        self.begins.setdefault(version, len(self.sampled))
-        self.sampled.append(token)
-        self.logprobs.append(logprob)
-        self.entropies.append(entropy)
-        if token in self.spec.stop_ids:
-            self.finish = FinishReason.STOP
-        elif len(self.sampled) >= self.spec.max_tokens:
-            self.finish = FinishReason.LENGTH
-        ended = self.finish
-        if self.on_tokens is not None and (ended or len(self.sampled) - self.shown >= LIVE_TOKENS):
-            self.on_tokens(self.sampled[self.shown :], self.entropies[self.shown :])
-            self.shown = len(self.sampled)
-        if ended and not self.future.done():
-            self.future.set_result(self._generation(ended))
-
-    def _generation(self, finish: FinishReason) -> Generation:
-        ends = [*self.begins.values(), len(self.sampled)][1:]
-        spans = [VersionSpan(version=v, start=s, end=e) for (v, s), e in zip(self.begins.items(), ends, strict=True)]
-        return Generation(
-            self.sampled,
-            self.logprobs,
-            self.entropies,
-            EntropyKind.FULL,
-            finish,
-            spans[0].version,
-            tuple(spans) if len(spans) > 1 else (),
-        )
 
 
 class TorchEngine:
@@ -103,6 +71,7 @@ class TorchEngine:
         self._vocab_size = int(model.config.vocab_size)
         self._decode = Decode(model, self.max_context)
         self._rows = KvRows(self._decode.new_cache(max_batch))
+        self._turns = TurnRows(max_batch, self.max_context)
         self._waiting: deque[_Request] = deque()
         self._active: list[_Request] = []  # the request of row i at index i
         self._task: asyncio.Task[None] | None = None
@@ -171,17 +140,26 @@ class TorchEngine:
     def _step(self) -> None:
         """Rows of ended requests are given back, new requests prefilled, every other row gets a token."""
         self._release()
-        decoding = list(self._active)
-        if decoding:
-            self._feed(decoding, [[request.sampled[-1]] for request in decoding])
+        if count := len(self._active):
+            newest = self._turns.newest(count)
+            logits = self._forward(0, newest, np.ones(count, dtype=np.int64))
+            self._rows.extend(newest[:, 0])
+            self._sample(0, logits)
         while admitted := self._admit():
-            self._feed(admitted, [request.ids[self._rows.lengths[request.row] :] for request in admitted])
+            first = admitted[0].row
+            new = [request.ids[self._rows.lengths[request.row] :] for request in admitted]
+            counts = np.array([len(ids) for ids in new])
+            logits = self._forward(first, np.array([ids + [0] * (counts.max() - len(ids)) for ids in new]), counts)
+            for row, ids in enumerate(new, start=first):
+                self._rows.append(row, ids)
+            self._sample(first, logits)
 
     def _release(self) -> None:
-        for request in [r for r in self._active if r.dropped or r.finish]:
+        for request in [r for r in self._active if r.dropped or r.has_ended]:
             last = self._active.pop()
             self._rows.retire(request.row, last.row, keep=request.version == self.policy_version)
             if last is not request:
+                self._turns.move(last.row, request.row)
                 last.row = request.row
                 self._active[request.row] = last
 
@@ -204,28 +182,45 @@ class TorchEngine:
             request.row = len(self._active)
             request.version = self.policy_version
             longest = max(longest, len(prompt) - self._rows.place(prompt, request.row))
+            self._turns.begin(request.row, request.spec, request.uniforms)
             self._active.append(request)
             admitted.append(request)
         self._waiting.extendleft(reversed(later))
         return admitted
 
-    def _feed(self, requests: Sequence[_Request], new: list[list[int]]) -> None:
-        """Run the model over the new ids of requests in neighbouring rows and sample a token for each."""
-        first, count = requests[0].row, len(requests)
-        longest = max(map(len, new))
-        logits = self._decode.forward(
-            self._rows.cache,
-            torch.tensor([ids + [0] * (longest - len(ids)) for ids in new]),
-            torch.from_numpy(self._rows.lengths[first : first + count].copy()),
-            torch.tensor([len(ids) for ids in new]),
-            first,
+    def _forward(self, first: int, ids: np.ndarray, counts: np.ndarray) -> Tensor:
+        """Logits after the new ids of the rows from `first` on."""
+        starts = self._rows.lengths[first : first + len(ids)]
+        return self._decode.forward(
+            self._rows.cache, torch.from_numpy(ids), torch.from_numpy(starts), torch.from_numpy(counts), first
         )
-        self._rows.extend(first, new)
-        temperatures = torch.tensor([request.spec.temperature for request in requests])
-        uniforms = torch.tensor([request.uniforms[len(request.sampled)] for request in requests])
-        tokens, logprobs, entropies = sample(logits, temperatures, uniforms)
-        for request, *token in zip(requests, tokens.tolist(), logprobs.tolist(), entropies.tolist(), strict=True):
-            request.add(self.policy_version, *token)
+
+    def _sample(self, first: int, logits: Tensor) -> None:
+        """A token for each row from `first` on."""
+        rows = slice(first, first + len(logits))
+        temperatures, uniforms = map(torch.from_numpy, self._turns.draws(rows))
+        for row in self._turns.add(rows, self.policy_version, *sample(logits, temperatures, uniforms)):
+            self._active[row].has_ended = True
+        for request in self._active[rows]:
+            if request.on_tokens is not None:
+                self._show(request, request.on_tokens)
+            if request.has_ended and not request.future.done():
+                request.future.set_result(self._generation(request))
+
+    def _show(self, request: _Request, on_tokens: OnTokens) -> None:
+        """What is new, now and then and at the end."""
+        count = self._turns.count(request.row)
+        if request.has_ended or count - request.shown >= LIVE_TOKENS:
+            ids, _, entropies = self._turns.turn(request.row, request.shown)
+            on_tokens(ids, entropies)
+            request.shown = count
+
+    def _generation(self, request: _Request) -> Generation:
+        ids, logprobs, entropies = self._turns.turn(request.row)
+        finish = FinishReason.STOP if ids[-1] in request.spec.stop_ids else FinishReason.LENGTH
+        spans = [VersionSpan(version=v, start=s, end=e) for v, s, e in self._turns.spans(request.row)]
+        first = spans[0].version
+        return Generation(ids, logprobs, entropies, self.entropy_kind, finish, first, tuple(spans[1:] and spans))
 
 
 @torch.inference_mode()
