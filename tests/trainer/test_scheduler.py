@@ -1,7 +1,8 @@
 import pytest
 
 from trainer.rollout.engine import EngineLoad
-from trainer.rollout.scheduler import Admission, Lengths, NeverFits, Scheduler, Settings, Turn
+from trainer.rollout.scheduler import Admission, NeverFits, Scheduler, Settings, Turn
+from trainer.rollout.waiting import Lengths
 
 
 def load(capacity: int = 1000, used: int = 0, **counts: int) -> EngineLoad:
@@ -186,3 +187,28 @@ def test_lengths_are_a_quantile_of_the_newest_once_enough_were_seen():
     for length in (100, 200, 300):  # 10 and 30 leave: 20, 100, 200, 300
         lengths.add(length)
     assert lengths.value == 200
+
+
+def test_a_trajectory_keeps_its_place_until_its_quantum_is_used():
+    """Room for one turn at a time: b waits, a comes back and passes it with 300 of 500 tokens, and then no more."""
+    scheduler = Scheduler(Settings(quantum=500))
+    scheduler.add_engine(load())
+    for key in "ab":
+        scheduler.submit(Turn(key, 100, 800))
+    order = [a.trajectory for a in scheduler.admit()]
+    for tokens, new in ((400, 300), (700, 300)):
+        scheduler.turn_ended("a", new)
+        scheduler.submit(Turn("a", tokens, 300))
+        order += [a.trajectory for a in scheduler.admit()]
+    assert order == ["a", "a", "b"]
+
+
+def test_of_equal_room_the_earlier_place_goes_first_whether_new_or_returning():
+    scheduler = Scheduler(Settings(quantum=100))
+    scheduler.add_engine(load())
+    scheduler.submit(Turn("a", 100, 800))
+    scheduler.admit()
+    scheduler.submit(Turn("b", 100, 800))
+    scheduler.turn_ended("a", 200)
+    scheduler.submit(Turn("a", 300, 600))  # with a new place, behind b
+    assert [a.trajectory for a in scheduler.admit()] == ["b"]

@@ -6,15 +6,13 @@ rollout (`engine_pool`) and the simulator (`simulate`) drive the same class. `do
 each number is what it is.
 """
 
-from bisect import bisect_left, insort
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 
 from trainer.rollout.engine import EngineError, EngineLoad
-
-Key = Hashable  # of a trajectory
+from trainer.rollout.waiting import Key, Lengths, Turn, WaitingTurns
 
 
 class NeverFits(EngineError):
@@ -34,18 +32,10 @@ class Settings:
     least_limit: float = 0.5
     most_limit: float = 1.1
     settle: int = 4  # reports after a cut before the next change: its effect must show first
+    quantum: int = 3000  # tokens that a trajectory may add before it goes to the end of the queue
     max_waiting: int = 2  # in an engine's own queue: more says that the reservations are wrong
     move_ratio: float = 2.0  # a trajectory leaves its engine for one with so many times fewer requests
     move_slack: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A turn that wants to be generated. `tokens`: ids there are; `max_new`: at most so many more."""
-
-    trajectory: Key
-    tokens: int
-    max_new: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +56,14 @@ class Counts:
     refused: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """In the queue: a number that grows, and the tokens that the trajectory had when it got it."""
+
+    number: int
+    tokens: int
+
+
 @dataclass(slots=True)
 class _EngineState:
     capacity: int
@@ -81,7 +79,7 @@ class _EngineState:
     waiting: int = 0
     preemptions: int = 0
     settling: int = 0
-    returning: OrderedDict[Key, Turn] = field(default_factory=OrderedDict)  # wait for room here: their prefix is here
+    returning: WaitingTurns = field(default_factory=WaitingTurns)  # wait for room here: their prefix is here
 
     @property
     def taken(self) -> int:
@@ -104,9 +102,11 @@ class Scheduler:
         self.generated: list[int] = []  # tokens of ended turns by engine, over all lives of it
         self._engines: list[_EngineState] = []
         self._turns = Lengths(self.settings.quantile)
-        self._lost: OrderedDict[Key, Turn] = OrderedDict()  # of dead engines
-        self._new: OrderedDict[Key, Turn] = OrderedDict()
-        self._queue_of: dict[Key, OrderedDict[Key, Turn]] = {}
+        self._lost = WaitingTurns()  # of dead engines
+        self._new = WaitingTurns()
+        self._queue_of: dict[Key, WaitingTurns] = {}
+        self._places: dict[Key, _Place] = {}
+        self._place_numbers = count()
         self._running: dict[Key, tuple[int, Turn]] = {}
         self._homes: dict[Key, int] = {}  # where a trajectory's turn runs, or its prefix is
         self._widest: float | None = None  # room of the engine that has most, for a turn that is not at home there
@@ -139,7 +139,7 @@ class Scheduler:
         state = self._engines[engine]
         lost = {key: self._release(key)[1] for key in list(state.reserved)}
         self.counts.requeued += len(lost)
-        for turn in (lost | state.returning).values():
+        for turn in [*lost.values(), *state.returning.turns()]:
             self._enqueue(turn, self._lost)
         for key in [key for key, home in self._homes.items() if home == engine]:
             del self._homes[key]
@@ -177,31 +177,35 @@ class Scheduler:
                 f"a turn of {turn.tokens} tokens and up to {turn.max_new} new ones needs {turn.tokens + turn.max_new} "
                 f"tokens of KV cache; the largest of {len(self._engines)} engines has {largest}"
             )
+        place = self._places.get(turn.trajectory)
+        if place is None or turn.tokens - place.tokens >= self.settings.quantum:
+            self._places[turn.trajectory] = _Place(next(self._place_numbers), turn.tokens)
         home = self._homes.get(turn.trajectory)
         self._enqueue(turn, self._new if home is None else self._engines[home].returning)
 
     def admit(self) -> list[Admission]:
-        """Every turn that has an engine now: those of dead engines, those that come back from a tool, then new ones.
+        """Every turn that has an engine now: those of dead engines first, then by their places.
 
-        Each queue is strictly first come, first served: a turn that has to wait is never passed by smaller ones.
+        Each queue is strictly in order: a turn that has to wait is never passed by smaller ones.
         """
         self._widest = None
         admitted = self._admit_from(self._lost)
-        for state in self._engines:
-            admitted += self._admit_from(state.returning)
-        return admitted + self._admit_from(self._new)
+        queues = [queue for queue in (self._new, *(state.returning for state in self._engines)) if queue]
+        for queue in sorted(queues, key=lambda queue: queue.first()[0]):
+            admitted += self._admit_from(queue)
+        return admitted
 
-    def _admit_from(self, queue: OrderedDict[Key, Turn]) -> list[Admission]:
+    def _admit_from(self, queue: WaitingTurns) -> list[Admission]:
         admitted = []
         while queue:
-            key, turn = next(iter(queue.items()))
-            engine = self._place(turn)
+            turn = queue.first()[1]
+            engine = self._choose(turn)
             if engine is None:
                 break
-            self._dequeue(key)
+            self._dequeue(turn.trajectory)
             self._start(turn, engine)
             self._widest = None
-            admitted.append(Admission(key, engine))
+            admitted.append(Admission(turn.trajectory, engine))
         return admitted
 
     def turn_ended(self, trajectory: Key, new_tokens: int) -> None:
@@ -222,6 +226,7 @@ class Scheduler:
             self.counts.dropped += 1
         self._dequeue(trajectory)
         self._leave_home(trajectory)
+        self._places.pop(trajectory, None)
 
     # What is asked of it
 
@@ -254,19 +259,19 @@ class Scheduler:
 
     # Inside
 
-    def _enqueue(self, turn: Turn, queue: OrderedDict[Key, Turn]) -> None:
-        queue[turn.trajectory] = turn
+    def _enqueue(self, turn: Turn, queue: WaitingTurns) -> None:
+        queue.add(self._places[turn.trajectory].number, turn)
         self._queue_of[turn.trajectory] = queue
 
     def _dequeue(self, key: Key) -> None:
         queue = self._queue_of.pop(key, None)
         if queue is not None:
-            del queue[key]
+            queue.remove(self._places[key].number)
 
     def _need(self, turn: Turn) -> int:
         return turn.tokens + min(turn.max_new, self._turns.value)
 
-    def _place(self, turn: Turn) -> int | None:
+    def _choose(self, turn: Turn) -> int | None:
         """The engine for a turn; None: wait. Its own, with its prefix, if that has room and is not far busier."""
         home = self._homes.get(turn.trajectory)
         own = home if home is not None and self._fits(home, turn, is_home=True) else None
@@ -334,32 +339,3 @@ class Scheduler:
         if home is not None:
             state = self._engines[home]
             state.held_sum -= state.held.pop(key, 0)
-
-
-class Lengths:
-    """A quantile of the new tokens of the newest `window` turns, learned as they end.
-
-    The first turns that end are the short ones, so a guess stands until `enough` have been seen.
-    """
-
-    def __init__(self, quantile: float, *, guess: int = 512, enough: int = 32, window: int = 512) -> None:
-        self._quantile = quantile
-        self._guess = guess
-        self._enough = enough
-        self._newest: deque[int] = deque()
-        self._window = window
-        self._sorted: list[int] = []
-
-    def add(self, new_tokens: int) -> None:
-        if len(self._newest) == self._window:
-            oldest = self._newest.popleft()
-            del self._sorted[bisect_left(self._sorted, oldest)]
-        self._newest.append(new_tokens)
-        insort(self._sorted, new_tokens)
-
-    @property
-    def value(self) -> int:
-        """Tokens."""
-        if len(self._sorted) < self._enough:
-            return self._guess
-        return self._sorted[min(len(self._sorted) - 1, int(self._quantile * len(self._sorted)))]
