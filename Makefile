@@ -68,7 +68,7 @@ soak-sandbox: install system  ## 10,000 calls, hostile ones among them, on one n
 	$(BIN)/python -m benchmarks.sandbox.soak
 
 scale: install system  ## measure the cost of a call, simulate, check on two nodes; rewrites docs/scale.md
-	$(BIN)/python -m benchmarks.sandbox --modes closed --only ours --rounds 1 --seconds 60 --c 1 $$((4 * $$(nproc))) --costs sandbox/measured_costs.json
+	$(BIN)/python -m benchmarks.sandbox --modes closed --only ours --rounds 1 --seconds 30 --c 1 $$((4 * $$(nproc))) --costs sandbox/measured_costs.json
 	$(BIN)/python -m sandbox simulate --markdown docs/scale.md
 	$(BIN)/python -m benchmarks.sandbox --modes two-nodes --markdown docs/scale.md
 

@@ -49,6 +49,8 @@ def main() -> int:
         options.json.write_text(json.dumps(summary, indent=1) + "\n")
     if options.costs and summary["costs"]:
         options.costs.write_text(json.dumps(summary["costs"]) + "\n")
+    elif options.costs:
+        raise SystemExit(f"{options.costs} not written: boxes were replaced meanwhile, take fewer --seconds")
     return 1 if any(bar.is_met is False for bar in bars) else 0
 
 

@@ -177,7 +177,10 @@ class Bench:
         )
 
     def summary(self, machine: MachineFacts) -> dict[str, Any]:
-        """Everything, for a file; `costs` is what `python -m sandbox simulate --costs FILE` reads."""
+        """Everything, for a file; `costs` is what `python -m sandbox simulate --costs FILE` reads.
+
+        None where boxes were replaced meanwhile: the CPU time of what died with them is in no count.
+        """
 
         def rows(results: list[Measured]) -> list[dict[str, object]]:
             return [dict(zip(report.HEADER, report.row(one), strict=True)) for one in results]
@@ -192,7 +195,7 @@ class Bench:
             "replacements_s": self.replacements,
             "overruns_ms": self.overruns,
             "bars": [asdict(bar) for bar in self.check_bars()],
-            "costs": measured_costs(ours[min(ours)], busy, machine) if busy else None,
+            "costs": measured_costs(ours[min(ours)], busy, machine) if busy and not busy.replaced else None,
         }
 
 
