@@ -95,11 +95,11 @@ class Box:
             raise
         return box
 
-    async def _probe(self) -> None:
-        """A restored box says no hello: ask it something."""
-        reply = await self.run(_PROBE)
+    async def _probe(self, *, spare: bool = True) -> None:
+        """Ask it something: a restored box says no hello."""
+        reply = await self.run(_PROBE, spare=spare)
         if reply["stdout"] != "42\n":
-            raise BoxDiedError(f"a restored box answered {reply}")
+            raise BoxDiedError(f"a new box answered {reply}")
         await self.wait_ready()
 
     async def run(self, call: ExecutionCall, *, spare: bool = True) -> dict[str, Any]:
@@ -203,7 +203,8 @@ class Box:
             return ""
 
     async def save_image(self) -> bool:
-        """Checkpoint it; ends the box."""
+        """Checkpoint it; ends the box. First its spare child goes, whose pages would be restored for nothing."""
+        await self._probe(spare=False)
         return await self._launcher.save_image(self._launched)
 
     async def close(self) -> None:

@@ -26,7 +26,6 @@ log = logging.getLogger("sandbox.pool")
 
 MAX_ATTEMPTS = 2
 MAX_UNREAD_BYTES = 256 << 20  # of one request; a caller that reads slower gets no further calls run
-IMAGE_SETTLE_S = 0.3  # the spare child of the template warms itself up before the checkpoint
 CRASH_PAUSE_S = 1.0
 TICK_S = 1.0
 MOVE_PAUSE_S = 3.0  # between two changes of the boxes: the first has to show its effect
@@ -106,7 +105,6 @@ class Pool:
             with contextlib.suppress(BoxError):
                 template = await Box.start(self.launcher, tier, cold=True)
                 try:
-                    await asyncio.sleep(IMAGE_SETTLE_S)
                     saved = await template.save_image()
                 except asyncio.CancelledError:
                     await template.close()
