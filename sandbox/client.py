@@ -23,9 +23,11 @@ from sandbox.balance import Node
 from sandbox.dispatch import Dispatcher, Outcome, Waiting
 from sandbox.errors import SandboxClientError, SandboxRefused, SandboxUnavailable
 from sandbox.heartbeat import Heartbeat
-from sandbox.wire import CONNECT_S, Wire
+from sandbox.wire import Wire
 
 __all__ = ["SandboxClient", "SandboxClientError", "SandboxRefused", "SandboxUnavailable"]
+
+HEALTH_S = 5.0
 
 
 class SandboxClient:
@@ -120,7 +122,7 @@ class SandboxClient:
 
         async def ask(node: Node) -> NodeHealth | None:
             try:
-                return await self._wire.health(node.url, within_s=CONNECT_S)
+                return await self._wire.health(node.url, within_s=HEALTH_S)
             except (TimeoutError, httpx.HTTPError, ValidationError):
                 return None
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from contracts.execution import Execution, ExecutionBatch, NodeHealth
 from sandbox.errors import SandboxRefused
 
-CONNECT_S = 5.0
+CONNECT_S = 30.0  # the heartbeat finds a silent node sooner; a loop that an engine keeps busy needs seconds to connect
 _JSON = {"content-type": "application/json"}
 # Idle ones are closed before a node would: uvicorn does after 5 s, and a request would race with that.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=4.0)
