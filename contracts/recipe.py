@@ -143,10 +143,19 @@ def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
     upgraded = _without_retired(_count_in_tokens(_count_engines(stored)))
     stages = stored.get("stages")
     if isinstance(stages, list):
-        newer = [_name_length(_without_retired(stage)) if isinstance(stage, dict) else stage for stage in stages]
+        newer = [_upgrade_stage(stage) if isinstance(stage, dict) else stage for stage in stages]
         if newer != stages:
             upgraded = upgraded | {"stages": newer}
     return upgraded
+
+
+def _upgrade_stage(stage: dict[str, Any]) -> dict[str, Any]:
+    """`stage` itself where it is of today."""
+    stage = _name_length(_without_retired(stage))
+    subset = stage.get("hard_subset", 0)
+    if subset is None or isinstance(subset, dict):
+        return stage | {"hard_subset": 0 if subset is None else int(subset.get("samples", 8))}
+    return stage
 
 
 def _count_engines(stored: dict[str, Any]) -> dict[str, Any]:
@@ -248,12 +257,6 @@ class SftStage(Stage):
     learning_rate: float = Field(1e-3, gt=0, le=1, description="AdamW, the highest of the schedule")
 
 
-class HardSubset(Frozen):
-    """Keep the problems the newest policy does not always solve (4.3)."""
-
-    samples: int = Field(8, ge=1, description="rollouts a problem; dropped when all are right")
-
-
 class RlStage(Stage):
     """GRPO-RoC (2.2)."""
 
@@ -266,7 +269,9 @@ class RlStage(Stage):
     refill: int = Field(0, ge=0, le=16, description="rounds of new prompts for groups with equal rewards; paper: none")
     overlong: Overlong = Field(Overlong.KEEP, description="truncated rollouts: keep as negatives, mask, or penalty")
     sampling: Sampling = Sampling()
-    hard_subset: HardSubset | None = Field(None, description="train only on problems not yet always solved")
+    hard_subset: int = Field(
+        0, ge=0, description="train only on problems not always solved in that many rollouts (4.3: 8); 0: on all"
+    )
     learning_rate: float = Field(1e-6, gt=0, le=1, description="AdamW")
     warmup_steps: int = Field(0, ge=0, description="steps with rising learning rate")
     clip_low: float = Field(0.2, gt=0, lt=1, description="the importance ratio is clipped below 1 - this")
@@ -303,6 +308,13 @@ class RlStage(Stage):
         if self.group_size > self.oversample:
             raise ValueError(f"group_size {self.group_size} is larger than oversample {self.oversample}")
         return self
+
+    @field_validator("hard_subset", mode="before")
+    @classmethod
+    def _hard_subset_is_its_samples(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            raise ValueError(f"hard_subset is the number of samples itself now: hard_subset: {given.get('samples', 8)}")
+        return given
 
     @field_validator("loss_terms")
     @classmethod
@@ -346,6 +358,9 @@ class Recipe(Frozen):
     gpus: int = Field(0, ge=0, description="GPUs the run is laid out for; 0: the CPUs of this machine")
     engines: int = Field(
         0, ge=0, le=1024, description="vLLM engines, each on a CPU or GPU of its own; 0: ours, in the trainer's process"
+    )
+    ranks: int = Field(
+        1, ge=1, le=1024, description="processes of the learner, each with its part of the model; 1: the trainer's own"
     )
     model: str = Field("models/tiny-base", description="a model folder (transformers format) or a checkpoint")
     tool: ToolSettings = ToolSettings()

@@ -53,6 +53,10 @@ class Decision(StrEnum):
     UNGRADED = "ungraded"
     EVALUATION = "evaluation"  # not a training rollout
 
+    @property
+    def is_kept(self) -> bool:
+        return self in (Decision.KEPT_RIGHT, Decision.KEPT_WRONG, Decision.KEPT_TRUNCATED)
+
 
 class TokenClass(StrEnum):
     """What a response token is part of. TOOL_RESPONSE tokens are masked, the others are the policy's."""

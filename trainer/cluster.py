@@ -1,17 +1,19 @@
-"""Ray for a run: which sandbox nodes it uses, and its vLLM engines, one an actor. The only file of the trainer that
-imports ray, and only inside a Ray cluster or for engines."""
+"""Ray for a run: which sandbox nodes it uses, its vLLM engines and the ranks of its learner, one an actor. The only
+file of the trainer that imports ray, and only inside a Ray cluster, for engines or for ranks."""
 
 import asyncio
 import importlib.util
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.policy.rank_host import LearnerLost
 from trainer.rollout.engine import EngineDead, EngineError, EngineLoad, Generation, SamplingSpec
 from trainer.rollout.remote import EngineFacts, EngineSettings, NewTokens, UpdateReport
 
@@ -32,6 +34,8 @@ ANY_ENGINE = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
+RANK = {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+DEATH_S = 10.0  # until Ray knows of a death that other ranks have seen
 _log = logging.getLogger("trainer.cluster")
 
 
@@ -104,29 +108,54 @@ def _start_own(ray: Any, cpus: int) -> None:
                 raise
 
 
-class EnginesUnavailable(Exception):
-    """There can be no vLLM engines here; the message says what to do."""
+def _open(ray: Any, cpus: int) -> bool:
+    """Connect to the cluster we are in, or start a Ray of our own: then True, and it is ours to end."""
+    is_own = not _is_in_cluster()
+    if is_own:
+        _start_own(ray, max(cpus, os.cpu_count() or 1))
+    else:
+        _connect(ray)
+    return is_own
+
+
+def _reserve(ray: Any, count: int, what: str, *, is_on_gpu: bool) -> Any:
+    """A placement group, one bundle each. Those on CPUs sit on this node, whose memory they exchange weights in."""
+    if is_on_gpu:
+        bundle: dict[str, float] = {"GPU": 1}
+    else:
+        here = ray.get_runtime_context().get_node_id()
+        node = next(n for n in ray.nodes() if n["NodeID"] == here)
+        bundle = {"CPU": 1, f"node:{node['NodeManagerAddress']}": 0.001}
+    group = ray.util.placement_group([bundle] * count, strategy="PACK")
+    if not group.wait(PLACEMENT_S):
+        ray.util.remove_placement_group(group)
+        raise PlacesUnavailable(
+            f"Ray has had no {count} free {'GPUs' if is_on_gpu else 'CPUs of this node'} for as many {what} in "
+            f"{PLACEMENT_S:.0f} s: wait until other runs have ended, or set {what} lower"
+        )
+    return group
+
+
+class PlacesUnavailable(Exception):
+    """There can be no vLLM engines, or no ranks, here; the message says what to do."""
 
 
 class EngineHost:
     """A place in the cluster for each of `count` engines, and the engines in them. `close` it at the end.
 
-    Outside a cluster a Ray of its own is started on this machine. An engine's actor is never restarted by Ray: what
-    it held is gone with it, so the pool starts another one in the same place and gives it the newest weights first.
+    Outside a cluster a Ray of its own is started on this machine, with `spare` CPUs more. An engine's actor is never
+    restarted by Ray: what it held is gone with it, so the pool starts another one in the same place and gives it the
+    newest weights first.
     """
 
-    def __init__(self, count: int, settings: EngineSettings) -> None:
+    def __init__(self, count: int, settings: EngineSettings, spare: int = 0) -> None:
         self._settings = settings
         self._python = _engine_python()
         import ray  # takes a second, and is not installed everywhere
 
         self._ray = ray
-        self._is_own = not _is_in_cluster()
-        if self._is_own:
-            _start_own(ray, max(count, os.cpu_count() or 1))
-        else:
-            _connect(ray)
-        self._group = self._reserve(count)
+        self._is_own = _open(ray, count + spare)
+        self._group = _reserve(ray, count, "engines", is_on_gpu=settings.is_on_gpu)
 
     def start(self, number: int) -> "RayEngine":
         """A new engine in place `number`; returns at once, `facts` answers when it is up."""
@@ -151,24 +180,6 @@ class EngineHost:
         if self._is_own:
             self._ray.shutdown()
 
-    def _reserve(self, count: int) -> Any:
-        """One bundle an engine. Those on CPUs sit on this node, whose memory they read weights from."""
-        if self._settings.is_on_gpu:
-            bundle: dict[str, float] = {"GPU": 1}
-        else:
-            here = self._ray.get_runtime_context().get_node_id()
-            node = next(n for n in self._ray.nodes() if n["NodeID"] == here)
-            bundle = {"CPU": 1, f"node:{node['NodeManagerAddress']}": 0.001}
-        group = self._ray.util.placement_group([bundle] * count, strategy="PACK")
-        if not group.wait(PLACEMENT_S):
-            self._ray.util.remove_placement_group(group)
-            what = "GPUs" if self._settings.is_on_gpu else "CPUs of this node"
-            raise EnginesUnavailable(
-                f"Ray has had no {count} free {what} for as many engines in {PLACEMENT_S:.0f} s: "
-                "wait until other runs have ended, or set engines lower"
-            )
-        return group
-
 
 def _engine_python() -> str:
     """The interpreter that has vLLM: one of its own beside the project, or this one."""
@@ -176,7 +187,7 @@ def _engine_python() -> str:
         return str(ENGINE_PYTHON)
     if importlib.util.find_spec("vllm") is not None:
         return sys.executable
-    raise EnginesUnavailable("engines above 0 need vLLM, which is not installed: `make vllm` installs it for CPUs")
+    raise PlacesUnavailable("engines above 0 need vLLM, which is not installed: `make vllm` installs it for CPUs")
 
 
 class EngineActor:
@@ -256,6 +267,121 @@ class RayEngine:
             raise cause if isinstance(cause, EngineError) else EngineError(f"{type(cause).__name__}: {cause}") from None
         except (errors.RayActorError, errors.ObjectLostError, errors.RuntimeEnvSetupError) as error:
             raise EngineDead(_first_line(error)) from None
+
+
+class LearnerHost:
+    """A place in the cluster for each rank of the learner, and the ranks in them: a `RankHost` of the learners.
+
+    Ray restarts no rank (`max_restarts=0`): its part of the weights is gone, so all begin anew at a checkpoint.
+    """
+
+    def __init__(self, ranks: int, source: Path, *, is_on_gpu: bool = False) -> None:
+        """`source`: the model folder that each rank reads first."""
+        import ray  # takes a second, and is not installed everywhere
+
+        self._ray = ray
+        self._source = source
+        self._count = ranks
+        self._is_on_gpu = is_on_gpu
+        self._is_own = _open(ray, ranks)
+        self._group = _reserve(ray, ranks, "ranks", is_on_gpu=is_on_gpu)
+        self._ranks: list[Any] = []
+
+    def start(self) -> None:
+        """End what ranks there are and start all, joined in one process group; LearnerLost when one dies of it."""
+        self._end()
+        scheduling = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        self._ranks = [
+            self._ray.remote(RankActor)
+            .options(
+                num_cpus=0 if self._is_on_gpu else 1,
+                num_gpus=1 if self._is_on_gpu else 0,
+                scheduling_strategy=scheduling(self._group, placement_group_bundle_index=rank),
+                max_restarts=0,
+                runtime_env={"py_executable": sys.executable, "env_vars": RANK},
+            )
+            .remote()
+            for rank in range(self._count)
+        ]
+        [meeting] = self._wait_for([self._ranks[0].find_meeting.remote()])
+        where = (meeting, self._count, str(self._source), self._is_on_gpu)
+        self._wait_for([actor.join.remote(rank, *where) for rank, actor in enumerate(self._ranks)])
+
+    def call(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
+        """What each rank returns; LearnerLost when one died meanwhile."""
+        given = [self._ray.put(argument) for argument in arguments]
+        return self._wait_for([actor.call.remote(method, *given, **named) for actor in self._ranks])
+
+    def close(self) -> None:
+        self._end()
+        self._ray.util.remove_placement_group(self._group)
+        if self._is_own:
+            self._ray.shutdown()
+
+    def pids(self) -> list[int]:
+        """The process of each rank."""
+        return self._wait_for([actor.pid.remote() for actor in self._ranks])
+
+    def _end(self) -> None:
+        for actor in self._ranks:
+            self._ray.kill(actor)
+        self._ranks = []
+
+    def _wait_for(self, answers: Sequence[Any]) -> list[Any]:
+        """All answers. Where one is an error the others get a moment: a rank that died is often seen by them first."""
+        left = list(answers)
+        while left:
+            done, left = self._ray.wait(left, num_returns=1)
+            error = self._error_of(done[0])
+            if error is None:
+                continue
+            more, _ = self._ray.wait(left, num_returns=len(left), timeout=DEATH_S) if left else ([], [])
+            errors = [error, *filter(None, map(self._error_of, more))]
+            if lost := [e for e in errors if isinstance(e, self._ray.exceptions.RayActorError)]:
+                raise LearnerLost(f"a rank of the learner is gone: {_first_line(lost[0])}") from None
+            raise getattr(error, "cause", None) or error
+        found: list[Any] = self._ray.get(list(answers))
+        return found
+
+    def _error_of(self, answer: Any) -> Exception | None:
+        try:
+            self._ray.get(answer)
+        except self._ray.exceptions.RayError as error:
+            return error
+        return None
+
+
+class RankActor:
+    """What runs in a rank's process."""
+
+    def find_meeting(self) -> str:
+        """Where the ranks meet: a free port here, asked of the first one."""
+        import ray
+
+        address: str = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return f"tcp://{address}:{probe.getsockname()[1]}"
+
+    def join(self, rank: int, meeting: str, ranks: int, source: str, is_on_gpu: bool) -> None:
+        import torch
+
+        from trainer.pipeline import prepare_libraries
+        from trainer.policy.learners import OwnLearner
+        from trainer.policy.parallel import CPU, GPU
+
+        prepare_libraries(1)
+        if is_on_gpu:
+            torch.cuda.set_device(0)  # Ray shows each rank its own only
+        backend = "nccl" if is_on_gpu else "gloo"
+        torch.distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
+        self._learner = OwnLearner.shard(Path(source), GPU if is_on_gpu else CPU)
+
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._learner, method)(*arguments, **named)
+
+    def pid(self) -> int:
+        return os.getpid()
 
 
 def _first_line(error: Exception) -> str:

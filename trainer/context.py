@@ -1,20 +1,21 @@
 """What every stage works with: the parts of the run, its policy, its place in the recipe, its checkpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from torch.optim import AdamW
 from transformers import Qwen3ForCausalLM
 
-from contracts.events import CheckpointWritten, ResumePoint
+from contracts.events import CheckpointWritten, LogLevel, ResumePoint
 from contracts.recipe import CurateStage, Recipe, RlStage, SftStage
 from trainer.analysis.tokens import MarkSettings, TokenAnalysis, analyze
 from trainer.files import done_file, hard_file
 from trainer.journal import read_payloads
-from trainer.policy.checkpoint import Checkpoint, CheckpointStore, Counters, Recovery, has_optimizer, load_optimizer
-from trainer.policy.model import load_weights
-from trainer.policy.optimizer import make_optimizer
+from trainer.policy.checkpoint import Checkpoint, CheckpointStore, Counters, Recovery
+from trainer.policy.learners import Learner
+from trainer.policy.rank_host import LearnerLost
 from trainer.refusal import RunRefused
 from trainer.reporter import Reporter
 from trainer.rollout.rows import Credit, RowPlace, build_row
@@ -23,15 +24,30 @@ from trainer.sampler import Sampler, Stopped
 from trainer.seeds import derive_seed, seed_generators
 from trainer.store import Places, write_atomically, write_shard
 
+MAX_LOSSES = 4  # of ranks in one piece of work: then the work itself is what kills them
+_T = TypeVar("_T")
+
 
 @dataclass(slots=True)
 class Policy:
-    """The model that is trained. `source` is the folder whose tokenizer goes into checkpoints."""
+    """What is trained. `model`: what engines are given; it is the learner's own where that is in this process."""
 
     model: Qwen3ForCausalLM
-    optimizer: AdamW
-    source: Path
+    learner: Learner
     version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What it takes to have the learner again as it was after some step of a stage: see `RunContext.on_learner`.
+
+    `relearn(stage_step)` does a step's updates again. `reference`: what KL terms hold on to.
+    """
+
+    index: int
+    reset_optimizer: bool
+    relearn: Callable[[int], object]
+    reference: Path | None = None
 
 
 @dataclass(slots=True)
@@ -46,6 +62,7 @@ class RunContext:
     checkpoints: CheckpointStore
     resumed: Checkpoint | None = None
     saved_at: tuple[int, int] = field(default=(-1, -1))
+    training: Training | None = None
 
     @property
     def out(self) -> Path:
@@ -67,14 +84,51 @@ class RunContext:
         """The run's RL step with which an RL stage begins; steps count from 1 over all RL stages."""
         return 1 + sum(stage.steps for stage in self.recipe.stages[:index] if isinstance(stage, RlStage))
 
-    def begin_training(self, index: int, stage: SftStage | RlStage, *, reset_optimizer: bool) -> int:
+    def begin_training(self, training: Training) -> int:
         """Steps of the stage that are done. A stage that begins gets a fresh optimizer if it asks for one."""
+        self.training = training
+        done = _count_done(self.resumed, training.index)
+        self.on_learner(partial(self._prepare_learner, training, done), done=done)
+        self.on_learner(self.publish, done=done)
+        return done
+
+    def _prepare_learner(self, training: Training, done: int) -> None:
+        if done == 0 and training.reset_optimizer:
+            self.policy.learner.reset_optimizer()
+        self.policy.learner.hold_reference(training.reference)
+
+    def on_learner(self, work: Callable[[], _T], *, done: int) -> _T:
+        """Do something with the learner, which has learned `done` steps of the stage.
+
+        When one of its ranks dies, all start anew from the newest checkpoint, the steps since then are learned again
+        from what is stored of them, and so is `work`. LearnerLost when that happens MAX_LOSSES times.
+        """
+        for losses in range(1, MAX_LOSSES + 1):
+            try:
+                if losses > 1 and self.training is not None:
+                    self._start_learner_again(self.training, done)
+                return work()
+            except LearnerLost as lost:
+                self.reporter.log(LogLevel.WARNING, str(lost))
+        raise LearnerLost(f"ranks of the learner died {MAX_LOSSES} times in the same step")
+
+    def _start_learner_again(self, training: Training, done: int) -> None:
+        learner = self.policy.learner
+        learner.restart()
+        newest = self.checkpoints.recover().checkpoint
+        folder = newest.path if newest else self.places.resolve(self.recipe.model)
+        learner.restore(folder)
+        first = _count_done(newest, training.index) + 1
+        self._prepare_learner(training, first - 1)
+        again = f", then steps {first} to {done} of the stage again" if first <= done else ""
+        self.reporter.log(LogLevel.WARNING, f"the learner goes on from {folder.name}{again}, then the step it was in")
+        for stage_step in range(first, done + 1):
+            training.relearn(stage_step)
+
+    def publish(self) -> None:
+        """The policy to the engines."""
+        self.policy.learner.copy_weights(self.policy.model)
         self.sampler.publish(self.policy.version)
-        if self.resumed is not None and self.resumed.counters.stage == index:
-            return self.resumed.counters.stage_step
-        if reset_optimizer:
-            self.policy.optimizer = make_optimizer(self.policy.model)
-        return 0
 
     def begin_step(self, index: int, stage: SftStage | RlStage, stage_step: int) -> None:
         """The safe point before a step of the stage: raises Stopped when a stop was asked for.
@@ -104,7 +158,8 @@ class RunContext:
             recipe=self.recipe.model_dump(mode="json"),
         )
         self.reporter.sync()
-        written = self.checkpoints.write(self.policy.model, self.policy.optimizer, counters, self.policy.source)
+        save = partial(self.policy.learner.save, self.checkpoints, counters)
+        written = self.on_learner(save, done=stage_step)
         self.saved_at = (index, stage_step)
         self._tell_checkpoint(written.checkpoint, [str(path.relative_to(self.out)) for path in written.pruned])
 
@@ -138,13 +193,9 @@ class RunContext:
         none."""
         recovery = self.checkpoints.recover()
         newest = recovery.checkpoint
-        folder = newest.path if newest else self.places.resolve(self.recipe.model)
-        load_weights(self.policy.model, folder)
-        self.policy.optimizer = make_optimizer(self.policy.model)
-        if has_optimizer(folder):  # the recipe's model may be a checkpoint of another run
-            load_optimizer(self.policy.model, self.policy.optimizer, folder)
+        self.policy.learner.restore(newest.path if newest else self.places.resolve(self.recipe.model))
         self.policy.version = newest.counters.policy_version if newest else 0
-        self.sampler.publish(self.policy.version)
+        self.publish()
         self.saved_at = (newest.counters.stage, newest.counters.stage_step) if newest else (-1, -1)
         return recovery
 
@@ -166,7 +217,7 @@ class RunContext:
         counters = self.resumed.counters if self.resumed else None
         done = counters.stage_step if counters and counters.stage == index else 0
         if isinstance(stage, RlStage):
-            is_screened = stage.hard_subset is None or (self.out / hard_file(index)).exists()
+            is_screened = not stage.hard_subset or (self.out / hard_file(index)).exists()
             return ResumePoint(stage=index, step=self.first_step(index) + done if is_screened else 0)
         return ResumePoint(stage=index, step=done + 1 if isinstance(stage, SftStage) else 0)
 
@@ -191,3 +242,8 @@ class RunContext:
         write_shard(self.out / shard, rows)
         self.reporter.trajectories([row.index for row in rows])
         return analyses
+
+
+def _count_done(checkpoint: Checkpoint | None, index: int) -> int:
+    """Steps of a stage that are done in the checkpoint."""
+    return checkpoint.counters.stage_step if checkpoint and checkpoint.counters.stage == index else 0

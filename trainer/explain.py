@@ -226,10 +226,10 @@ def find_loads(recipe: Recipe, assumptions: Assumptions) -> Iterator[Load]:
 
 
 def _rl_loads(stage: RlStage, problems: int, held_out: int, assumptions: Assumptions) -> Iterator[Load]:
-    if stage.hard_subset is not None:
+    if stage.hard_subset:
         needed = min(problems, stage.steps * stage.prompts_per_step)
         screened = min(problems, SCREEN_FACTOR * needed)
-        yield _load(stage, SCREENING, 1, screened * stage.hard_subset.samples, assumptions)
+        yield _load(stage, SCREENING, 1, screened * stage.hard_subset, assumptions)
     yield _load(stage, STEP, stage.steps, stage.prompts_per_step * stage.oversample, assumptions)
     if stage.evaluate_every and held_out:
         rollouts = min(held_out, stage.evaluate_problems) * EVALUATION_SAMPLES

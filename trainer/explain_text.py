@@ -16,7 +16,16 @@ def format_explanation(e: Explanation) -> str:
     lines = [f"{e.recipe.name}: {e.recipe.description}", "", "Stages"]
     lines += [f"  {number} {name} ({kind}): {text}" for number, name, kind, text in stages]
     model = f"\nModel: {e.shape.name}, {e.shape.parameters / 1e9:,.3f} billion parameters\n"
-    parts = ["\n".join(lines), model, _load_table(e), _learning(e), _memory_table(e), _layout(e), _assumption_table(e)]
+    parts = [
+        "\n".join(lines),
+        model,
+        _load_table(e),
+        _learning(e),
+        _memory_table(e),
+        _layout(e),
+        _ranks(e),
+        _assumption_table(e),
+    ]
     return "\n".join(part for part in parts if part)
 
 
@@ -106,6 +115,16 @@ def _layout(e: Explanation) -> str:
         f"{layout.kv_tokens:,} tokens an engine holds {layout.full_rollouts:,} rollouts of {layout.longest:,} tokens, "
         f"{in_flight:,} in all: {ceil(most / max(1, in_flight))} waves for the {most:,} rollouts of a step if all were "
         "that long\n"
+    )
+
+
+def _ranks(e: Explanation) -> str:
+    ranks = e.recipe.ranks
+    if ranks == 1:
+        return ""
+    return (
+        f"Learner: {ranks} ranks, each a Ray actor with 1/{ranks} of weights, gradients and optimizer; the trainer's "
+        "process holds one more copy of the weights, which the engines are given\n"
     )
 
 

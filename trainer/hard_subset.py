@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from contracts.events import Funnel, FunnelRow, LogLevel
-from contracts.recipe import HardSubset, RlStage
+from contracts.recipe import RlStage
 from contracts.scoring import Graded
 from contracts.trajectory import Decision
 from trainer.context import RunContext
@@ -35,13 +35,11 @@ class Verdict(StrEnum):
     UNDECIDED = "undecided"
 
 
-def hard_problems(
-    context: RunContext, index: int, stage: RlStage, subset: HardSubset, problems: Sequence[Problem]
-) -> list[Problem]:
+def hard_problems(context: RunContext, index: int, stage: RlStage, problems: Sequence[Problem]) -> list[Problem]:
     """Screened with the policy the stage began with, once: a resume reads the file."""
     path = context.out / hard_file(index)
     if not path.exists():
-        context.write(hard_file(index), dump_problems(_screen(context, index, stage, subset, problems)))
+        context.write(hard_file(index), dump_problems(_screen(context, index, stage, problems)))
     return load_problems(path)
 
 
@@ -52,9 +50,7 @@ def judge(samples: Sequence[Trajectory]) -> Verdict:
     return Verdict.EASY if all(map(is_right, samples)) else Verdict.UNDECIDED
 
 
-def _screen(
-    context: RunContext, index: int, stage: RlStage, subset: HardSubset, problems: Sequence[Problem]
-) -> list[Problem]:
+def _screen(context: RunContext, index: int, stage: RlStage, problems: Sequence[Problem]) -> list[Problem]:
     """In a fixed order, until there are as many hard ones as the stage's steps can use. None left: all problems
     are used, and the log says so."""
     needed = min(len(problems), stage.steps * stage.prompts_per_step)
@@ -66,14 +62,14 @@ def _screen(
         chunk, queue = queue[:CHUNK], queue[CHUNK:]
         chunks += 1
         context.reporter.doing = f"{stage.name}: hard subset, {len(found[Verdict.HARD])} of {needed} problems"
-        trajectories = _sample(context, index, stage, chunk, subset.samples)
+        trajectories = _sample(context, index, stage, chunk, stage.hard_subset)
         credits = [Credit(Decision.EVALUATION)] * len(trajectories)
         shard = screening_shard(index, chunks)
         context.store_trajectories(trajectories, credits, shard, stage=(index, stage.name), step=0)
         for i, problem in enumerate(chunk):
-            found[judge(trajectories[i * subset.samples : (i + 1) * subset.samples])].append(problem)
+            found[judge(trajectories[i * stage.hard_subset : (i + 1) * stage.hard_subset])].append(problem)
     hard = found[Verdict.HARD]
-    context.reporter.emit(_describe(index, subset.samples, found, train=len(hard) or len(problems)))
+    context.reporter.emit(_describe(index, stage.hard_subset, found, train=len(hard) or len(problems)))
     if not hard:
         screened = sum(map(len, found.values()))
         context.reporter.log(LogLevel.WARNING, f"{stage.name}: no hard problem among {screened}; all are used")

@@ -22,9 +22,9 @@ from trainer.evaluate import run_evaluate
 from trainer.files import VERSIONS_FILE, done_file, held_out_file, train_file
 from trainer.inputs import list_versions, note_curated
 from trainer.open_engine import open_engine
+from trainer.open_learner import open_learner
 from trainer.policy.checkpoint import CheckpointStore, Recovery
 from trainer.policy.model import load_model
-from trainer.policy.optimizer import make_optimizer
 from trainer.refusal import RunRefused, list_differences
 from trainer.reporter import Reporter
 from trainer.rl import run_rl
@@ -56,6 +56,7 @@ def run_pipeline(
         try:
             _run_stages(context)
         finally:
+            context.policy.learner.close()
             runner.run(context.sampler.engine.close())
             newest = context.checkpoints.latest()
             steps = newest.counters.step if newest else 0
@@ -91,7 +92,7 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
         places=places,
         reporter=reporter,
         sampler=sampler,
-        policy=Policy(model, make_optimizer(model), source),
+        policy=Policy(model, open_learner(recipe, model, source, places.out)),
         checkpoints=CheckpointStore(places.out),
     )
     recovery = context.restore_policy()
@@ -106,6 +107,8 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
             git_commit=_git_commit(),
         )
     )
+    if recipe.ranks > 1:
+        reporter.log(LogLevel.INFO, f"the learner is {recipe.ranks} ranks, each a Ray actor with its part of the model")
     _warn_of_faults(context, recovery)
     _warn_of_other_versions(context)
     context.tell_untold_checkpoints()

@@ -12,6 +12,7 @@ from trainer.inputs import check_inputs
 from trainer.store import Places, write_atomically
 
 MAX_DIFFERENCES = 10
+MAY_CHANGE = {"ranks"}  # fields that a resume may have otherwise: any number of ranks reads a checkpoint
 _ABSENT = object()
 
 
@@ -27,9 +28,14 @@ def check_recipe(recipe: Recipe, places: Places, *, resume: bool) -> None:
     if path.exists():
         if not resume:
             raise RunRefused(f"{out} already holds a run: add --resume to continue it, or choose another folder")
-        _refuse(f"the recipe differs from the one {out} was started with", list_differences(_stored(path), resolved))
+        differences = list_differences(_without_free(_stored(path)), _without_free(resolved))
+        _refuse(f"the recipe differs from the one {out} was started with", differences)
     _refuse(f"what {out} was made from has changed", check_inputs(recipe, places))
     write_atomically(path, json.dumps(resolved, indent=1).encode())
+
+
+def _without_free(recipe: Any) -> Any:
+    return {k: v for k, v in recipe.items() if k not in MAY_CHANGE} if isinstance(recipe, dict) else recipe
 
 
 def _refuse(what: str, differences: Sequence[str]) -> None:

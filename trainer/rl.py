@@ -6,37 +6,37 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from transformers import Qwen3ForCausalLM
 
 from contracts.events import LogLevel, SpanKind
 from contracts.recipe import Overlong, RlStage, Sampling
-from contracts.trajectory import Decision
+from contracts.trajectory import Decision, TrajectoryRow
 from trainer.ahead import Ahead
 from trainer.algorithm.advantage import compute_advantages
 from trainer.algorithm.overlong import shape_reward
 from trainer.algorithm.packing import Row
 from trainer.algorithm.resample import Candidate, LedgerLine, SelectionRule, make_candidate, select_rollouts
-from trainer.analysis.entropy import fill_entropies
+from trainer.analysis.entropy import is_bound, set_entropies
 from trainer.analysis.report import entropy_metrics, token_report
 from trainer.analysis.tokens import MarkSettings
-from trainer.context import RunContext
+from trainer.context import RunContext, Training
 from trainer.data.problems import load_problems
 from trainer.evaluate import Plan, evaluate_policy
 from trainer.files import held_out_file, train_file, train_shard
 from trainer.hard_subset import hard_problems
 from trainer.measure import measure_learning, measure_ledger, measure_rollouts, measure_staleness, measure_time
 from trainer.outage import Occasion
-from trainer.policy.learner import LearnReport, Sample, learn
-from trainer.policy.model import load_model
+from trainer.policy.learner import LearnReport, Sample
 from trainer.policy.optimizer import warmup_rate
 from trainer.rollout.agent import RolloutRequest
 from trainer.rollout.rows import Credit
 from trainer.rollout.trajectory import Problem, Trajectory
 from trainer.sampler import Stopped
 from trainer.seeds import derive_seed
+from trainer.store import iter_rows
 
 EVALUATION_SAMPLES = 2
 EVALUATION_TEMPERATURE = 0.6
@@ -77,22 +77,17 @@ class Sampled:
 
 def run_rl(context: RunContext, index: int, stage: RlStage) -> None:
     """`stage.steps` steps. Rollouts of the next ones may have begun before one is learned from (`Ahead`)."""
-    done = context.begin_training(index, stage, reset_optimizer=stage.reset_optimizer)
+    relearn = partial(_relearn, context, index, stage)
+    done = context.begin_training(
+        Training(index, stage.reset_optimizer, relearn, reference=_find_reference(context, index, stage))
+    )
     problems = _training_problems(context, index, stage)
-    reference = _load_reference(context, index, stage)
     make = partial(_sample_step, context, index, stage, problems)
     with closing(Ahead(context.sampler, make, staleness=stage.staleness, done=done, last=stage.steps)) as ahead:
-        _run_steps(context, index, stage, range(done + 1, stage.steps + 1), ahead, reference)
+        _run_steps(context, index, stage, range(done + 1, stage.steps + 1), ahead)
 
 
-def _run_steps(
-    context: RunContext,
-    index: int,
-    stage: RlStage,
-    steps: range,
-    ahead: Ahead[Sampled],
-    reference: Qwen3ForCausalLM | None,
-) -> None:
+def _run_steps(context: RunContext, index: int, stage: RlStage, steps: range, ahead: Ahead[Sampled]) -> None:
     """Each: sample, grade, select, learn, report; now and then evaluate and checkpoint."""
     for stage_step in steps:
         context.begin_step(index, stage, stage_step)
@@ -107,14 +102,12 @@ def _run_steps(
         groups = sampled.groups
         trajectories = [rollout.trajectory for group in groups for rollout in group]
         values = measure_staleness(trajectories, context.policy.version)
-        with timeline.phase(SpanKind.SCORE):
-            fill = partial(fill_entropies, context.policy.model, trajectories, stage.sampling.temperature)
-            _beside(context, stage, fill)
         give_advantages(groups, stage)
         rate = warmup_rate(stage.learning_rate, stage_step, stage.warmup_steps)
-        seed = derive_seed(context.recipe.seed, "learn", index, step)
+        with timeline.phase(SpanKind.SCORE):
+            _score_others(context, stage, groups, done=stage_step - 1)
         with timeline.phase(SpanKind.LEARN):
-            report = _learn(context, stage, groups, rate=rate, seed=seed, reference=reference)
+            report = _learn(context, index, stage, groups, stage_step=stage_step)
         learned = time.monotonic()
         context.sampler.publish(context.policy.version)
         values |= measure_rollouts(trajectories) | {"refill/groups": float(sampled.refilled)}
@@ -237,7 +230,7 @@ def give_advantages(groups: Sequence[Sequence[Judged]], stage: RlStage) -> None:
     rewards = [[_shaped_reward(r, stage) for r in group] for group in kept]
     for group, advantages in zip(kept, compute_advantages(rewards, stage.advantage_scale), strict=True):
         for rollout, advantage in zip(group, advantages, strict=True):
-            rollout.advantage = 0.0 if _is_masked(rollout, stage) else advantage
+            rollout.advantage = advantage if _is_learned(rollout.line.decision, stage) else 0.0
 
 
 def _shaped_reward(rollout: Judged, stage: RlStage) -> float:
@@ -250,11 +243,7 @@ def _shaped_reward(rollout: Judged, stage: RlStage) -> float:
     )
 
 
-def _is_masked(rollout: Judged, stage: RlStage) -> bool:
-    return stage.overlong is Overlong.MASK and rollout.line.decision is Decision.KEPT_TRUNCATED
-
-
-def _load_reference(context: RunContext, index: int, stage: RlStage) -> Qwen3ForCausalLM | None:
+def _find_reference(context: RunContext, index: int, stage: RlStage) -> Path | None:
     """The policy the stage began with (4.3), for a KL term; None without one: no second model is held.
 
     It is read back from where the stage started, so a resumed run has the same.
@@ -262,35 +251,84 @@ def _load_reference(context: RunContext, index: int, stage: RlStage) -> Qwen3For
     if not any(term.is_kl for term in stage.loss_terms):
         return None
     before = [c.path for c in context.checkpoints.find_all() if c.counters.stage < index]
-    return load_model(before[-1] if before else context.places.resolve(context.recipe.model))
+    return before[-1] if before else context.places.resolve(context.recipe.model)
+
+
+def _is_learned(decision: Decision, stage: RlStage) -> bool:
+    """Whether the gradient has a part of such a rollout."""
+    is_masked = stage.overlong is Overlong.MASK and decision is Decision.KEPT_TRUNCATED
+    return decision.is_kept and not is_masked
+
+
+def _find_learned(groups: Sequence[Sequence[Judged]], stage: RlStage) -> list[Judged]:
+    rollouts = [rollout for group in groups for rollout in group]
+    return [r for r in rollouts if _is_learned(r.line.decision, stage) and any(r.trajectory.mask)]
+
+
+def _score_others(context: RunContext, stage: RlStage, groups: Sequence[Sequence[Judged]], *, done: int) -> None:
+    """Entropies of the rollouts that are not learned from, where the engine had none but bounds; those of the others
+    come with the update."""
+    learned = {id(rollout) for rollout in _find_learned(groups, stage)}
+    others = [r.trajectory for group in groups for r in group if id(r) not in learned and is_bound(r.trajectory)]
+    if not others:
+        return
+    rows = [Row(t.prompt_ids, t.response_ids, t.mask) for t in others]
+    score = partial(context.policy.learner.score, rows, stage.sampling.temperature)
+    found = context.on_learner(partial(_beside, context, stage, score), done=done)
+    for trajectory, scores in zip(others, found, strict=True):
+        set_entropies(trajectory, scores.entropies)
 
 
 def _learn(
-    context: RunContext,
-    stage: RlStage,
-    groups: Sequence[Sequence[Judged]],
-    *,
-    rate: float,
-    seed: int,
-    reference: Qwen3ForCausalLM | None,
+    context: RunContext, index: int, stage: RlStage, groups: Sequence[Sequence[Judged]], *, stage_step: int
 ) -> LearnReport | None:
     """Update the policy from the kept rollouts; None (and the same policy version) when there are none."""
-    kept = [r for group in groups for r in group if r.line.is_kept and not _is_masked(r, stage)]
-    samples = [_to_sample(rollout) for rollout in kept if any(rollout.trajectory.mask)]
+    learned = _find_learned(groups, stage)
+    samples = [_to_sample(rollout) for rollout in learned]
     if not samples:
         context.reporter.log(LogLevel.WARNING, "no group gave a gradient, the policy stays as it is")
         return None
-    policy = context.policy
-    update = partial(learn, policy.model, policy.optimizer, samples, stage=stage, rate=rate, seed=seed)
-    report = _beside(context, stage, partial(update, reference=reference))
-    policy.version += 1
+    learn = partial(_update, context, index, stage, samples, stage_step)
+
+    def learn_and_copy() -> LearnReport:
+        made = _beside(context, stage, learn)
+        context.policy.learner.copy_weights(context.policy.model)
+        return made
+
+    report = context.on_learner(learn_and_copy, done=stage_step - 1)
+    context.policy.version += 1
+    for rollout, entropies in zip(learned, report.entropies, strict=True):
+        if is_bound(rollout.trajectory):
+            set_entropies(rollout.trajectory, entropies)
     return report
+
+
+def _update(context: RunContext, index: int, stage: RlStage, samples: Sequence[Sample], stage_step: int) -> LearnReport:
+    step = context.first_step(index) + stage_step - 1
+    rate = warmup_rate(stage.learning_rate, stage_step, stage.warmup_steps)
+    seed = derive_seed(context.recipe.seed, "learn", index, step)
+    return context.policy.learner.learn(samples, stage=stage, rate=rate, seed=seed)
+
+
+def _relearn(context: RunContext, index: int, stage: RlStage, stage_step: int) -> None:
+    """The update of a step that is done, from its shard: what was learned from is all there."""
+    rows = iter_rows(context.out / train_shard(index, context.first_step(index) + stage_step - 1))
+    samples = [_stored_sample(r) for r in rows if _is_learned(r.index.decision, stage) and any(r.response_mask)]
+    if samples:
+        _update(context, index, stage, samples, stage_step)
 
 
 def _to_sample(rollout: Judged) -> Sample:
     t = rollout.trajectory
     policy_logprobs = [p for p, m in zip(t.logprobs, t.mask, strict=True) if m]
     return Sample(Row(t.prompt_ids, t.response_ids, t.mask), rollout.group, rollout.advantage or 0.0, policy_logprobs)
+
+
+def _stored_sample(row: TrajectoryRow) -> Sample:
+    """As `_to_sample` made it: log-probabilities are float32 there too."""
+    policy_logprobs = [p for p, m in zip(row.sampling_logprobs, row.response_mask, strict=True) if m]
+    tokens = Row(row.prompt_ids, row.response_ids, row.response_mask)
+    return Sample(tokens, row.index.prompt_id, row.index.advantage or 0.0, policy_logprobs)
 
 
 def _store(
@@ -327,4 +365,4 @@ def _evaluate(context: RunContext, index: int, stage: RlStage, *, step: int) -> 
 
 def _training_problems(context: RunContext, index: int, stage: RlStage) -> list[Problem]:
     problems = load_problems(context.out / train_file(context.curated_before(index)[0]))
-    return problems if stage.hard_subset is None else hard_problems(context, index, stage, stage.hard_subset, problems)
+    return hard_problems(context, index, stage, problems) if stage.hard_subset else problems

@@ -3,20 +3,20 @@
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from contracts.events import LogLevel
 from contracts.recipe import CurateStage, SftStage
 from trainer.algorithm.packing import Row
-from trainer.context import RunContext
+from trainer.context import RunContext, Training
 from trainer.curate import generate_source
 from trainer.data.problems import DataError, load_problems
 from trainer.data.synthetic import SyntheticProblem
 from trainer.data.transcripts import Demonstration, demonstrations
 from trainer.files import train_file
-from trainer.policy.model import score_rows
-from trainer.policy.optimizer import apply_update, cosine_rate
+from trainer.policy.optimizer import cosine_rate
 from trainer.rollout.chat import Chat
 from trainer.rollout.feedback import render
 from trainer.seeds import derive_seed
@@ -29,26 +29,18 @@ _log = logging.getLogger(__name__)
 
 def run_sft(context: RunContext, index: int, stage: SftStage) -> None:
     """One pass after another over the demonstrations, `stage.steps` updates; a checkpoint at each tenth of them."""
-    policy = context.policy
     rows = _make_rows(context, index)
-    done = context.begin_training(index, stage, reset_optimizer=True)
+    imitate = partial(_imitate, context, index, stage, rows)
+    done = context.begin_training(Training(index, reset_optimizer=True, relearn=imitate))
     if done == stage.steps:  # killed between the last checkpoint and the stage's end
         return
-    parameters = list(policy.model.parameters())
     checkpoint_every = max(1, stage.steps // CHECKPOINTS)
     for step in range(done + 1, stage.steps + 1):
         context.begin_step(index, stage, step)
         started = time.monotonic()
         context.reporter.doing = f"{stage.name}: step {step} of {stage.steps}"
-        batch = [rows[i] for i in _pick(len(rows), stage.batch_size, step, derive_seed(context.recipe.seed, index))]
-        tokens = sum(sum(row.mask) for row in batch)
-        loss = 0.0
-        for part in score_rows(policy.model, batch):
-            share = -part.scores.logprobs.sum() / tokens
-            share.backward()
-            loss += float(share.detach())
-        rate = cosine_rate(stage.learning_rate, step, stage.steps, WARMUP_SHARE)
-        norm = apply_update(policy.optimizer, parameters, rate)
+        loss, norm = context.on_learner(partial(imitate, step), done=step - 1)
+        rate = _rate(stage, step)
         context.reporter.metrics(index, step, {"sft/loss": loss, "sft/lr": rate, "sft/grad_norm": norm})
         text = f"{stage.name} {step}/{stage.steps}  loss {loss:.4f}  {time.monotonic() - started:.2f} s"
         if step % LOG_EVERY == 0 or step == stage.steps:
@@ -57,8 +49,19 @@ def run_sft(context: RunContext, index: int, stage: SftStage) -> None:
             _log.info("%s", text)
         if step % checkpoint_every == 0 and step < stage.steps:
             context.save_checkpoint(index, stage, step)
-    policy.version += 1
+    context.policy.version += 1
     context.save_checkpoint(index, stage, stage.steps, is_stage_end=True)
+    context.on_learner(context.publish, done=stage.steps)
+
+
+def _imitate(context: RunContext, index: int, stage: SftStage, rows: Sequence[Row], step: int) -> tuple[float, float]:
+    """The update of a step: loss and gradient norm. A function of the learner and the step."""
+    batch = [rows[i] for i in _pick(len(rows), stage.batch_size, step, derive_seed(context.recipe.seed, index))]
+    return context.policy.learner.imitate(batch, _rate(stage, step))
+
+
+def _rate(stage: SftStage, step: int) -> float:
+    return cosine_rate(stage.learning_rate, step, stage.steps, WARMUP_SHARE)
 
 
 def encode_demonstration(chat: Chat, demonstration: Demonstration) -> Row:

@@ -113,7 +113,7 @@ def test_a_stored_recipe_of_an_earlier_version_is_upgraded():
 def test_a_stored_recipe_may_name_what_is_a_constant_now():
     hard = rl(hard_subset={"samples": 8, "drop_at": 1.0}, epochs=1)
     stored = curated({"kind": "sft", "name": "sft", "warmup_share": 0.04}, hard, penalty_floor=0.05)
-    assert recipe.upgrade(stored) == curated({"kind": "sft", "name": "sft"}, rl(hard_subset={"samples": 8}))
+    assert recipe.upgrade(stored) == curated({"kind": "sft", "name": "sft"}, rl(hard_subset=8))
     with pytest.raises(ValidationError, match="penalty_floor"):
         Recipe.model_validate(recipe.upgrade(curated(penalty_floor=0.1)))
 
@@ -162,6 +162,15 @@ def test_a_stored_recipe_that_named_its_engine_is_read(old, engines):
     assert Recipe.model_validate(recipe.upgrade(curated(rl()) | old)).engines == engines
 
 
+@pytest.mark.parametrize(("old", "samples"), [({"samples": 4}, 4), ({}, 8), (None, 0), (3, 3)])
+def test_a_stored_hard_subset_with_a_section_of_its_own_is_read(old, samples):
+    upgraded = recipe.upgrade(curated(rl(hard_subset=old)))
+    assert Recipe.model_validate(upgraded).stages[1].hard_subset == samples
+    if isinstance(old, dict):
+        with pytest.raises(ValidationError, match="hard_subset is the number of samples itself now: hard_subset: "):
+            Recipe.model_validate(curated(rl(hard_subset=old)))
+
+
 def test_a_step_that_learns_from_older_samples_weighs_them():
     stages = [rl(), rl(staleness=1), rl(staleness="1", loss_terms={"tis": 5, "entropy": 0.1})]
     found = [recipe.RlStage.model_validate(stage) for stage in stages]
@@ -191,7 +200,7 @@ def test_rl_steps_add_up_over_the_stages():
 def test_a_recipe_has_at_most_sixty_fields():
     # a field of a base class counts once; `kind` only tells stages apart, a section that is always there is its fields
     models = [
-        *(recipe.Recipe, recipe.ToolSettings, recipe.Sampling, recipe.HardSubset, Limits, recipe.Stage),
+        *(recipe.Recipe, recipe.ToolSettings, recipe.Sampling, Limits, recipe.Stage),
         *(recipe.CurateStage, recipe.SftStage, recipe.RlStage, recipe.EvaluateStage),
     ]
     sections = {"kind", "tool", "limits", "sampling", "stages"}
@@ -202,7 +211,7 @@ def test_a_recipe_has_at_most_sixty_fields():
 def test_every_setting_says_what_it_means():
     models = (recipe.CurateStage, recipe.SftStage, recipe.RlStage, recipe.EvaluateStage, recipe.Recipe)
     silent = {"kind", "sampling", "tool", "limits", "stages"}  # a tag, and sections of their own
-    for model in (*models, recipe.Sampling, recipe.HardSubset, recipe.ToolSettings):
+    for model in (*models, recipe.Sampling, recipe.ToolSettings):
         for name, field in model.model_fields.items():
             assert name in silent or field.description, f"{model.__name__}.{name}"
 

@@ -48,7 +48,7 @@ STAGES: list[dict[str, Any]] = [
     {"kind": "curate", "name": "curate", "count": 40, "held_out": 4},
     {"kind": "sft", "name": "sft", "steps": 2, "batch_size": 2},
     RL,
-    RL | {"name": "hard", "steps": 2, "hard_subset": {"samples": 2}, "checkpoint_every": 2, "warmup_steps": 2},
+    RL | {"name": "hard", "steps": 2, "hard_subset": 2, "checkpoint_every": 2, "warmup_steps": 2},
     {
         "kind": "evaluate",
         "name": "evaluate",

@@ -5,9 +5,14 @@ from math import exp, log
 import pytest
 import torch
 
+from contracts.recipe import RlStage, Sampling
 from contracts.trajectory import EntropyKind
 from tests.trainer.tiny import make_model
-from trainer.analysis.entropy import bound_entropy, fill_entropies
+from trainer.algorithm.packing import Row
+from trainer.analysis.entropy import bound_entropy, is_bound, set_entropies
+from trainer.policy.learner import Sample, learn
+from trainer.policy.model import compute_scores
+from trainer.policy.optimizer import make_optimizer
 from trainer.rollout.trajectory import Problem, Trajectory
 
 
@@ -29,19 +34,34 @@ def test_a_bound_is_replaced_by_the_learner_s_entropy_over_the_full_vocabulary(t
     model = make_model()
     one = trajectory([1, 2, 3], [4, 5, 6, 7], [1, 1, 0, 1])
     other = trajectory([3, 1], [2, 2], [1, 1])
-    fill_entropies(model, [one, other], temperature)
+    assert is_bound(one) and is_bound(other)
+    rows = [Row(t.prompt_ids, t.response_ids, t.mask) for t in (one, other)]
+    for t, scores in zip((one, other), compute_scores(model, rows, temperature), strict=True):
+        set_entropies(t, scores.entropies)
     with torch.no_grad():
         logits = model(torch.tensor([[1, 2, 3, 4, 5, 6, 7]])).logits[0] / temperature
     expected = torch.distributions.Categorical(logits=logits).entropy()
     # token i is predicted at the position before it; a masked token keeps 0
     assert one.entropies == pytest.approx([float(expected[2]), float(expected[3]), 0.0, float(expected[5])], abs=1e-5)
     assert len(other.entropies) == 2 and one.entropy_kind is other.entropy_kind is EntropyKind.FULL
+    assert not is_bound(one)
 
 
-def test_trajectories_without_a_sampled_token_are_left_alone():
-    empty = trajectory([1], [], [])
-    fill_entropies(make_model(), [empty], 1.0)
-    assert empty.entropies == []
+@pytest.mark.parametrize("mini_batch", [0, 1])
+def test_a_step_learns_and_has_the_entropies_from_before_it(mini_batch):
+    """From the update itself where there is one, else from the pass for the old log-probabilities."""
+    model = make_model()
+    rows = [Row([1, 2, 3], [4, 5, 6, 7], [1, 1, 0, 1]), Row([3, 1], [2, 2], [1, 1])]
+    expected = compute_scores(model, rows, 0.7)
+    stage = RlStage(name="rl", mini_batch=mini_batch, sampling=Sampling(temperature=0.7))
+    samples = [Sample(row, "g", (-1.0) ** i, [-5.0] * sum(row.mask)) for i, row in enumerate(rows)]
+    report = learn(model, make_optimizer(model), samples, stage=stage, rate=1e-2, seed=1)
+    for found, scores in zip(report.entropies, expected, strict=True):
+        torch.testing.assert_close(found, scores.entropies, atol=1e-6, rtol=1e-6)
+
+
+def test_a_trajectory_without_a_sampled_token_has_no_bound():
+    assert not is_bound(trajectory([1], [], []))
 
 
 def test_the_bound_of_a_uniform_distribution_is_its_entropy():

@@ -82,7 +82,7 @@ def test_the_shape_of_the_model_that_ships_is_that_of_its_weights():
 
 
 def test_a_step_an_evaluation_and_a_screening():
-    loads = list(find_loads(recipe(rl(evaluate_every=2, evaluate_problems=64, hard_subset={"samples": 3})), ROUND))
+    loads = list(find_loads(recipe(rl(evaluate_every=2, evaluate_problems=64, hard_subset=3)), ROUND))
     screening, step, evaluation = loads
     # 6 steps of 4 prompts can use 24 problems; at most 48 of the 100 are screened, 3 rollouts each
     assert (screening.times, screening.rollouts, screening.stored_bytes) == (1, 144, 144_000)
@@ -157,6 +157,11 @@ def test_the_mode_of_a_stage_is_said(staleness, mode):
     assert f"{mode}\n" in format_explanation(explain(recipe(rl(staleness=staleness)), SMALL, ROUND))
 
 
+def test_ranks_of_the_learner_are_said():
+    assert "Learner: 2 ranks" in format_explanation(explain(recipe(rl(), ranks=2), SMALL, ROUND))
+    assert "Learner:" not in format_explanation(explain(recipe(rl()), SMALL, ROUND))
+
+
 def test_the_paper_s_run():
     paper = load_recipe(PAPER)
     stages = [s for s in paper.stages if s.kind == "rl"]
@@ -170,7 +175,7 @@ def test_the_paper_s_run():
     assert all((s.learning_rate, s.clip_low, s.clip_high) == (1e-6, 0.2, 0.28) for s in stages)
     assert all((s.resample, s.advantage_scale, s.loss_aggregation) == ("paper", "std", "group_token") for s in stages)
     assert [s.reset_optimizer for s in stages] == [True, False, True]
-    assert [s.hard_subset and s.hard_subset.samples for s in stages] == [None, None, 8]
+    assert [s.hard_subset for s in stages] == [0, 0, 8]
 
 
 def test_the_paper_s_run_explained():

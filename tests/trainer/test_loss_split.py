@@ -48,7 +48,7 @@ def fixed() -> FixedLogprobs:
         return [row + torch.rand(row.shape, generator=generator) - 0.5 for row in rows]
 
     old = fix_logprobs(base_model(), samples(), stage=RlStage(name="rl")).old
-    return FixedLogprobs(move(old), move(old), move(old))
+    return FixedLogprobs(move(old), move(old), move(old), [None] * len(old))
 
 
 def gradient(stage: RlStage, ranks: Sequence[Sequence[int]], rollouts_a_micro_batch: int) -> Tensor:

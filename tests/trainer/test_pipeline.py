@@ -237,6 +237,16 @@ def test_edited_curated_problems_are_refused(finished: TinyRun) -> None:
     (finished.out / RECIPE_FILE).unlink()
 
 
+def test_a_resume_may_have_another_number_of_ranks_and_nothing_else(tmp_path: Path) -> None:
+    recipe = Recipe.model_validate({"name": "x", "stages": [{"kind": "curate", "name": "c"}]})
+    places = Places(tmp_path, None, tmp_path)
+    check_recipe(recipe, places, resume=False)
+    check_recipe(recipe.model_copy(update={"ranks": 2}), places, resume=True)
+    assert json.loads((tmp_path / RECIPE_FILE).read_text())["ranks"] == 2
+    with pytest.raises(RunRefused, match="seed: 1 -> 5"):
+        check_recipe(recipe.model_copy(update={"ranks": 1, "seed": 5}), places, resume=True)
+
+
 def test_screening_rollouts_are_stored(finished: TinyRun) -> None:
     """Each problem screened for the hard subset, with as many rollouts as the recipe says."""
     rows = [row for p in finished.payloads("trajectories") for row in p.rows if row.step == 0]

@@ -182,7 +182,7 @@ def test_a_reward_trains_the_tokens_of_its_own_trajectory():
         model.zero_grad()
         samples = [Sample(row, "g", advantage, []) for row, advantage in zip(rows, advantages, strict=True)]
         stage = RlStage(name="rl", loss_aggregation="sequence")
-        accumulate_gradients(model, samples, FixedLogprobs(old, old, None), update=used, stage=stage)
+        accumulate_gradients(model, samples, FixedLogprobs(old, old, None, [None, None]), update=used, stage=stage)
         return model.lm_head.weight.grad.clone()
 
     # Rewarded alone, the short one changes the model as it does in a batch of its own, but for its weight of a half.

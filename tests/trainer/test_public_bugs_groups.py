@@ -92,7 +92,7 @@ def test_a_length_penalty_makes_no_group_of_right_answers_informative():
     assert [r.advantage for r in group] == [None] * 4
 
 
-def test_a_rollout_without_a_token_is_counted_and_not_learned_from(monkeypatch: pytest.MonkeyPatch):
+def test_a_rollout_without_a_token_is_counted_and_not_learned_from():
     """Aborted before the first token it crashed the step, or made a mean NaN:
     https://github.com/verl-project/verl/issues/6675"""
     members = [graded("p", 0, 1.0, tokens=4), graded("p", 1, 0.0, tokens=0), graded("p", 2, 0.0, tokens=2)]
@@ -101,14 +101,18 @@ def test_a_rollout_without_a_token_is_counted_and_not_learned_from(monkeypatch: 
     assert [r.advantage for r in group] == pytest.approx([1.1547, -0.5774, -0.5774], abs=1e-4)  # it counts in the mean
     learned: list[int] = []
 
-    def learn(model: Any, optimizer: Any, samples: Any, **others: Any) -> None:
+    def learn(samples: Any, **others: Any) -> Any:
         learned.extend(len(sample.row.response_ids) for sample in samples)
+        return SimpleNamespace(entropies=[None] * len(samples))
 
-    monkeypatch.setattr("trainer.rl.learn", learn)
-    engine = SimpleNamespace(set_version=lambda version: None)
-    policy = SimpleNamespace(model=None, optimizer=None, version=0)
-    context: Any = SimpleNamespace(policy=policy, sampler=SimpleNamespace(engine=engine))
-    _learn(context, make_stage(), [group], rate=1e-3, seed=1, reference=None)
+    learner = SimpleNamespace(learn=learn, copy_weights=lambda model: None)
+    context: Any = SimpleNamespace(
+        recipe=SimpleNamespace(seed=1),
+        policy=SimpleNamespace(model=None, learner=learner, version=0),
+        first_step=lambda index: 1,
+        on_learner=lambda work, done: work(),
+    )
+    _learn(context, 1, make_stage(), [group], stage_step=1)
     assert learned == [4, 2]
     values = measure_rollouts(members)
     assert (values["response/tokens_mean"], values["reward/mean"]) == pytest.approx((2, 1 / 3))

@@ -17,7 +17,7 @@ from trainer.policy.checkpoint import CheckpointStore
 
 SAMPLING = {"max_response_tokens": 160, "max_turns": 3, "temperature": 1.0}
 FIRST = RL | {"steps": 7, "prompts_per_step": 2, "evaluate_every": 3, "sampling": SAMPLING}
-HARD = {"name": "hard", "steps": 2, "hard_subset": {"samples": 2}, "warmup_steps": 2, "reset_optimizer": False}
+HARD = {"name": "hard", "steps": 2, "hard_subset": 2, "warmup_steps": 2, "reset_optimizer": False}
 STAGES: list[dict[str, Any]] = [
     {"kind": "curate", "name": "curate", "count": 15, "held_out": 3},
     {"kind": "sft", "name": "sft", "steps": 4, "batch_size": 2},

@@ -43,7 +43,7 @@ def test_a_sample_without_a_grade_makes_a_problem_neither_hard_nor_easy(grades, 
 
 
 def test_undecided_problems_are_counted_and_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hard = RL | {"steps": 2, "hard_subset": {"samples": 2}, "evaluate_every": 0}
+    hard = RL | {"steps": 2, "hard_subset": 2, "evaluate_every": 0}
     run = TinyRun(tmp_path / "a", monkeypatch, stages=[STAGES[0], hard])
     kinds: dict[str, str] = {}
 

@@ -4,13 +4,13 @@ from safetensors.torch import load_file
 
 from tests.trainer.tiny import make_model
 from trainer.rollout.remote import UpdateReport
-from trainer.rollout.weights import PROBE_TOKENS, SharedWeights, WeightsDiffer
+from trainer.rollout.weights import PROBE_TOKENS, SharedWeights, WeightsDiffer, exchange_file
 
 
 @pytest.fixture
 def weights(tmp_path, monkeypatch):
     monkeypatch.setattr("trainer.rollout.weights.SHARED_MEMORY", tmp_path / "none")
-    return SharedWeights(make_model(), "test", tmp_path)
+    return SharedWeights(make_model(), exchange_file(tmp_path, "engines"))
 
 
 def test_the_file_holds_every_tensor_and_the_tied_head_too(weights, tmp_path):

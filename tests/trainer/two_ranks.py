@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,8 +14,8 @@ from contracts.recipe import RlStage
 from trainer.algorithm.packing import Row
 from trainer.policy.checkpoint import CheckpointStore, Counters
 from trainer.policy.learner import LearnReport, Sample, accumulate_gradients, fix_logprobs
-from trainer.policy.parallel import CPU, Layout
-from trainer.policy.sharded import ShardedLearner
+from trainer.policy.learners import OwnLearner
+from trainer.policy.parallel import CPU, Layout, gather_weights
 
 ROOT = Path(__file__).parents[2]
 RECOMPUTED = Layout("cpu", torch.float32, recompute=True)
@@ -43,7 +44,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gradients(learner: ShardedLearner, token_budget: int) -> dict[str, torch.Tensor]:
+def gradients(learner: OwnLearner, token_budget: int) -> dict[str, torch.Tensor]:
     """Of one update on all samples, in micro-batches of at most so many tokens."""
     fixed = fix_logprobs(learner.model, make_samples(), stage=SINGLE)
     accumulate_gradients(learner.model, make_samples(), fixed, update=range(7), stage=SINGLE, token_budget=token_budget)
@@ -52,20 +53,25 @@ def gradients(learner: ShardedLearner, token_budget: int) -> dict[str, torch.Ten
     return found
 
 
-def state(learner: ShardedLearner) -> dict[str, torch.Tensor]:
+def state(learner: OwnLearner) -> dict[str, torch.Tensor]:
     """Weights, and moments and steps of the optimizer, whole."""
-    found = {name: tensor.clone() for name, tensor in learner.gather_weights()}
+    found = {name: tensor.clone() for name, tensor in gather_weights(learner.model)}
     for name, parameter in learner.model.named_parameters():
         found |= {f"{name}.{key}": whole(value).clone() for key, value in learner.optimizer.state[parameter].items()}
     return found
 
 
-def learn_twice(learner: ShardedLearner, source: Path) -> list[LearnReport]:
+def learn_twice(learner: OwnLearner, source: Path) -> list[LearnReport]:
     """A step with a reference policy and mini-batches, then one of a single update."""
     learner.hold_reference(source)
     first = learner.learn(make_samples(), stage=STAGE, rate=RATE, seed=5)
     learner.hold_reference(None)
     return [first, learner.learn(make_samples(), stage=SINGLE, rate=RATE, seed=6)]
+
+
+def describe(report: LearnReport) -> dict[str, Any]:
+    """Numbers only, entropies in one list."""
+    return asdict(report) | {"entropies": torch.cat(report.entropies).tolist()}
 
 
 def start_ranks(folder: Path, ranks: int) -> None:
@@ -86,15 +92,15 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     source = folder / "source"
-    learner = ShardedLearner(source, CPU)
+    learner = OwnLearner.shard(source, CPU)
     [checkpoint] = CheckpointStore(folder / "one").find_all()
     learner.restore(checkpoint.path)
     seen = {"restored": state(learner), "gradients": [gradients(learner, budget) for budget in (1000, 60)]}
-    seen["recomputed"] = gradients(ShardedLearner(checkpoint.path, RECOMPUTED), 60)
+    seen["recomputed"] = gradients(OwnLearner.shard(checkpoint.path, RECOMPUTED), 60)
     seen["scores"] = [[s.logprobs, s.entropies] for s in learner.score([s.row for s in make_samples()], 0.7)]
-    seen["reports"] = [asdict(report) for report in learn_twice(learner, source)]
-    only = ShardedLearner(checkpoint.path, CPU).learn(make_samples()[:1], stage=SINGLE, rate=RATE, seed=7)
-    seen["only"] = asdict(only)  # of one rollout, with which the other rank has nothing to do
+    seen["reports"] = [describe(report) for report in learn_twice(learner, source)]
+    only = OwnLearner.shard(checkpoint.path, CPU).learn(make_samples()[:1], stage=SINGLE, rate=RATE, seed=7)
+    seen["only"] = describe(only)  # of one rollout, with which the other rank has nothing to do
     learner.save(CheckpointStore(folder / "two"), counters(2))
     seen["learned"] = state(learner)
     torch.save(seen, folder / f"seen-{rank}.pt")

@@ -15,7 +15,7 @@ from trainer.policy.model import load_model, load_weights
 from trainer.rollout.engine import SamplingSpec
 from trainer.rollout.engine_pool import EnginePool
 from trainer.rollout.remote import EngineSettings
-from trainer.rollout.weights import SharedWeights
+from trainer.rollout.weights import SharedWeights, exchange_file
 
 TINY_BASE = Path("models/tiny-base").resolve()
 CONTEXT = 700
@@ -41,7 +41,7 @@ class Engines:
         self.vocabulary = int(self.model.config.vocab_size)
         self.told: list[str] = []
         self.runner = asyncio.Runner()
-        self.weights = SharedWeights(self.model, "test", folder)
+        self.weights = SharedWeights(self.model, exchange_file(folder, "engines"))
         self.pool = EnginePool(
             host, count, self.weights, max_context=CONTEXT, vocab_size=self.vocabulary, tell=self.told.append
         )

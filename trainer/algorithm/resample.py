@@ -50,7 +50,7 @@ class LedgerLine:
 
     @property
     def is_kept(self) -> bool:
-        return self.decision in (Decision.KEPT_RIGHT, Decision.KEPT_WRONG, Decision.KEPT_TRUNCATED)
+        return self.decision.is_kept
 
 
 def error_penalty(tool_calls: int, tool_errors: int) -> float:

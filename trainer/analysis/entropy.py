@@ -1,34 +1,28 @@
 """Entropies of the next-token distribution, nats: over the full vocabulary by the learner, or a bound from the top k.
 
-Training rollouts are analysed with the learner's entropies, whatever engine sampled them. A bound is for the live
-view and for rows nobody learned from; a mean never takes both kinds (`trainer.analysis.report`).
+Training rollouts are analysed with entropies over the full vocabulary: the engine's where it has them, else the
+learner's. A bound is for the live view and for evaluations; a mean never takes both kinds (`trainer.analysis.report`).
 """
 
 from collections.abc import Sequence
 from math import exp, log
 
-import torch
-from transformers import Qwen3ForCausalLM
+from torch import Tensor
 
 from contracts.trajectory import EntropyKind
-from trainer.algorithm.packing import Row
-from trainer.policy.model import score_rows
 from trainer.rollout.trajectory import Trajectory
 
 
-@torch.no_grad()
-def fill_entropies(model: Qwen3ForCausalLM, trajectories: Sequence[Trajectory], temperature: float) -> None:
-    """Give every trajectory the full-vocabulary entropies of softmax(logits / temperature), in place.
+def is_bound(trajectory: Trajectory) -> bool:
+    """It has sampled tokens whose entropies over the full vocabulary nobody knows yet."""
+    return trajectory.entropy_kind is not EntropyKind.FULL and any(trajectory.mask)
 
-    `model` must still hold the weights that sampled: call it before the step's first update.
-    """
-    sampled = [t for t in trajectories if any(t.mask)]
-    rows = [Row(t.prompt_ids, t.response_ids, t.mask) for t in sampled]
-    for part in score_rows(model, rows, temperature=temperature):
-        for i, entropies in zip(part.positions, part.scores.entropies.split(part.lengths), strict=True):
-            values = iter(entropies.tolist())
-            sampled[i].entropies = [max(0.0, next(values)) if m else 0.0 for m in sampled[i].mask]
-            sampled[i].entropy_kind = EntropyKind.FULL
+
+def set_entropies(trajectory: Trajectory, entropies: Tensor) -> None:
+    """In place of bounds: those of the policy tokens (tokens,), by the learner before the step's first update."""
+    values = iter(entropies.tolist())
+    trajectory.entropies = [max(0.0, next(values)) if m else 0.0 for m in trajectory.mask]
+    trajectory.entropy_kind = EntropyKind.FULL
 
 
 def bound_entropy(logprobs: Sequence[float]) -> float:

@@ -28,7 +28,7 @@ from trainer.algorithm.loss import (
     policy_loss,
 )
 from trainer.algorithm.packing import Row, balance_rows, pack_rows
-from trainer.policy.model import MICRO_BATCH_TOKENS, compute_logprobs, plan_micro_batches
+from trainer.policy.model import MICRO_BATCH_TOKENS, compute_logprobs, compute_scores, plan_micro_batches, score_part
 from trainer.policy.optimizer import apply_update
 from trainer.policy.packed import lose_packed
 from trainer.policy.parallel import Ranks, bind, ranks_of, set_last_backward
@@ -48,21 +48,23 @@ class Sample:
 class FixedLogprobs:
     """What stays the same over the updates of a step: of each sample's trained tokens (tokens,), nats.
 
-    None in `old` is filled in by the update that comes upon it: right where a step has only one update.
+    None in `old` and `entropies` is filled in by the update that comes upon it: right where a step has only one update.
     """
 
     old: list[Tensor | None]
     sampling: list[Tensor]
     reference: list[Tensor] | None
+    entropies: list[Tensor | None]
 
-    def fill(self, members: Sequence[int], logprobs: Sequence[Tensor]) -> None:
-        for i, own in zip(members, logprobs, strict=True):
-            self.old[i] = own
+    def fill(self, members: Sequence[int], logprobs: Sequence[Tensor], entropies: Sequence[Tensor]) -> None:
+        for i, own, entropy in zip(members, logprobs, entropies, strict=True):
+            self.old[i], self.entropies[i] = own, entropy
 
 
 @dataclass(frozen=True, slots=True)
 class LearnReport:
-    """Means are over the updates; `mismatch` and `kl_reference` (None without a KL term) are before the first one."""
+    """Means are over the updates; `mismatch` and `kl_reference` (None without a KL term) are before the first one,
+    and so are `entropies`, of each sample's trained tokens (tokens,), nats."""
 
     updates: int
     loss: float
@@ -72,6 +74,7 @@ class LearnReport:
     dual_clipped_share: float
     mismatch: Mismatch
     kl_reference: float | None
+    entropies: list[Tensor] = field(default_factory=list, compare=False, repr=False)
 
 
 def learn(
@@ -99,6 +102,7 @@ def learn(
         totals.append(_add_up(shares, ranks))
         norms.append(apply_update(optimizer, model.parameters(), rate))
     old = _join_found(fixed.old, samples, ranks, is_shared=is_single)
+    entropies = _join_found(fixed.entropies, samples, ranks, is_shared=is_single)
     tokens = max(1.0, sum(of_update.tokens for of_update in totals))
     return LearnReport(
         updates=len(norms),
@@ -109,7 +113,25 @@ def learn(
         dual_clipped_share=sum(of_update.dual_clipped_tokens for of_update in totals) / tokens,
         mismatch=measure_mismatch(old, torch.cat(fixed.sampling), stage.loss_terms.get(LossTerm.TIS, TIS_BOUND)),
         kl_reference=_measure_kl(old, fixed.reference),
+        entropies=list(entropies.split([sum(s.row.mask) for s in samples])),
     )
+
+
+def imitate(model: Qwen3ForCausalLM, optimizer: AdamW, rows: Sequence[Row], rate: float) -> tuple[float, float]:
+    """One update of SFT: the mean cross-entropy over all trained tokens, nats, and the gradient's norm."""
+    ranks = ranks_of(model)
+    tokens = sum(sum(row.mask) for row in rows)
+    own = balance_rows([row.length for row in rows], ranks.size, model.config.hidden_size)[ranks.rank]
+    mine = [rows[i] for i in own]
+    batches = plan_micro_batches(model, mine, MICRO_BATCH_TOKENS)
+    loss = 0.0
+    for number, positions in enumerate(batches, start=1):
+        set_last_backward(model, number == len(batches))
+        share = -score_part(model, mine, positions).scores.logprobs.sum() / tokens
+        share.backward()
+        loss += float(share.detach())
+    norm = apply_update(optimizer, model.parameters(), rate)
+    return float(ranks.add(torch.tensor([loss], dtype=torch.float64))), norm
 
 
 def fix_logprobs(
@@ -123,9 +145,11 @@ def fix_logprobs(
     """The log-probabilities of the step's samples before its first update; `with_old` False leaves the model's own to
     the update, which saves a pass."""
     rows, temperature = [s.row for s in samples], stage.sampling.temperature
-    old: list[Tensor | None] = [None] * len(rows)
+    none: list[TokenScores | None] = [None] * len(rows)
+    scores = [*compute_scores(model, rows, temperature)] if with_old else none
     return FixedLogprobs(
-        old=[*compute_logprobs(model, rows, temperature)] if with_old else old,
+        old=[None if of_row is None else of_row.logprobs for of_row in scores],
+        entropies=[None if of_row is None else of_row.entropies for of_row in scores],
         sampling=[torch.tensor(s.sampling_logprobs, dtype=torch.float32) for s in samples],
         reference=None if reference is None else compute_logprobs(reference, rows, temperature),
     )
@@ -163,11 +187,12 @@ def accumulate_gradients(
         constants = _Constants.gather(samples, fixed, members, weight_of, ranks_of(model).device)
         clipped = _ClippedLoss(constants, rule)
         batch = pack_rows([samples[i].row for i in members])
-        loss, logprobs, _ = bind(lose_packed, model)(batch, stage.sampling.temperature, clipped.lose)
+        loss, *scores = bind(lose_packed, model)(batch, stage.sampling.temperature, clipped.lose)
         loss.backward()
         shares.append(add_shares(clipped.shares))
         if constants.old is None:
-            fixed.fill(members, logprobs.cpu().split([lengths[i] for i in members]))
+            counts = [lengths[i] for i in members]
+            fixed.fill(members, *(found.float().cpu().split(counts) for found in scores))
     return shares
 
 

@@ -68,14 +68,20 @@ class Weights(Protocol):
     def close(self) -> None: ...
 
 
-class SharedWeights:
-    """A safetensors file in shared memory, replaced by each snapshot. `name` is the same for every attempt of a run,
-    so one that was killed leaves nothing behind that the next does not replace."""
+def exchange_file(out: Path, readers: str) -> Path:
+    """A safetensors file in shared memory for the weights of the run in `out`. It is the same for every attempt, so
+    one that was killed leaves nothing behind that the next does not replace."""
+    name = hashlib.sha256(str(out).encode()).hexdigest()[:16]
+    folder = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else out
+    return folder / f"astrolabe-{name}-{readers}.safetensors"
 
-    def __init__(self, model: Qwen3ForCausalLM, name: str, fallback: Path) -> None:
+
+class SharedWeights:
+    """A file that is replaced by each snapshot: see `exchange_file`."""
+
+    def __init__(self, model: Qwen3ForCausalLM, path: Path) -> None:
         self._model = model
-        folder = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else fallback
-        self._path = folder / f"astrolabe-{name}.safetensors"
+        self._path = path
         vocabulary = int(model.config.vocab_size)
         draw = np.random.default_rng(0)
         self._probe_ids = [int(i) for i in draw.integers(vocabulary, size=PROBE_TOKENS)]
