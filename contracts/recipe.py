@@ -376,6 +376,12 @@ class Recipe(Frozen):
         return values
 
     @model_validator(mode="after")
+    def _engines_share_the_gpus(self) -> Self:
+        if self.engines and self.gpus % self.engines:
+            raise ValueError(f"engines: {self.engines} does not divide gpus: {self.gpus}; an engine has whole GPUs")
+        return self
+
+    @model_validator(mode="after")
     def _stages_are_named_once_and_fed(self) -> Self:
         names = [s.name for s in self.stages]
         if twice := sorted({n for n in names if names.count(n) > 1}):
@@ -398,6 +404,11 @@ class Recipe(Frozen):
     @property
     def total_rl_steps(self) -> int:
         return sum(s.steps for s in self.stages if s.kind == "rl")
+
+    @property
+    def workers_per_engine(self) -> int:
+        """GPUs that share an engine's model (tensor parallel); 1 on CPUs."""
+        return self.gpus // self.engines if self.engines and self.gpus else 1
 
     @property
     def max_staleness(self) -> int:

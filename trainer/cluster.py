@@ -118,19 +118,20 @@ def _open(ray: Any, cpus: int) -> bool:
     return is_own
 
 
-def _reserve(ray: Any, count: int, what: str, *, is_on_gpu: bool) -> Any:
-    """A placement group, one bundle each. Those on CPUs sit on this node, whose memory they exchange weights in."""
+def _reserve(ray: Any, count: int, what: str, each: int, *, is_on_gpu: bool) -> Any:
+    """A placement group, a bundle of `each` GPUs or CPUs for each of them. Those on CPUs sit on this node, whose memory
+    they exchange weights in."""
     if is_on_gpu:
-        bundle: dict[str, float] = {"GPU": 1}
+        bundle: dict[str, float] = {"GPU": each}
     else:
         here = ray.get_runtime_context().get_node_id()
         node = next(n for n in ray.nodes() if n["NodeID"] == here)
-        bundle = {"CPU": 1, f"node:{node['NodeManagerAddress']}": 0.001}
+        bundle = {"CPU": each, f"node:{node['NodeManagerAddress']}": 0.001}
     group = ray.util.placement_group([bundle] * count, strategy="PACK")
     if not group.wait(PLACEMENT_S):
         ray.util.remove_placement_group(group)
         raise PlacesUnavailable(
-            f"Ray has had no {count} free {'GPUs' if is_on_gpu else 'CPUs of this node'} for as many {what} in "
+            f"Ray has had no {count * each} free {'GPUs' if is_on_gpu else 'CPUs of this node'} for as many {what} in "
             f"{PLACEMENT_S:.0f} s: wait until other runs have ended, or set {what} lower"
         )
     return group
@@ -154,8 +155,8 @@ class EngineHost:
         import ray  # takes a second, and is not installed everywhere
 
         self._ray = ray
-        self._is_own = _open(ray, count + spare)
-        self._group = _reserve(ray, count, "engines", is_on_gpu=settings.is_on_gpu)
+        self._is_own = _open(ray, count * settings.tensor_parallel + spare)
+        self._group = _reserve(ray, count, "engines", settings.tensor_parallel, is_on_gpu=settings.is_on_gpu)
 
     def start(self, number: int) -> "RayEngine":
         """A new engine in place `number`; returns at once, `facts` answers when it is up."""
@@ -164,8 +165,8 @@ class EngineHost:
         actor = (
             self._ray.remote(EngineActor)
             .options(
-                num_cpus=0 if self._settings.is_on_gpu else 1,
-                num_gpus=1 if self._settings.is_on_gpu else 0,
+                num_cpus=0 if self._settings.is_on_gpu else self._settings.tensor_parallel,
+                num_gpus=self._settings.tensor_parallel if self._settings.is_on_gpu else 0,
                 scheduling_strategy=scheduling(self._group, placement_group_bundle_index=number),
                 max_restarts=0,
                 max_concurrency=MAX_CALLS,
@@ -284,7 +285,7 @@ class LearnerHost:
         self._count = ranks
         self._is_on_gpu = is_on_gpu
         self._is_own = _open(ray, ranks)
-        self._group = _reserve(ray, ranks, "ranks", is_on_gpu=is_on_gpu)
+        self._group = _reserve(ray, ranks, "ranks", 1, is_on_gpu=is_on_gpu)
         self._ranks: list[Any] = []
 
     def start(self) -> None:

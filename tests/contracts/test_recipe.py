@@ -180,6 +180,14 @@ def test_a_step_that_learns_from_older_samples_weighs_them():
         recipe.RlStage.model_validate(rl(staleness=5))
 
 
+def test_an_engine_has_whole_gpus():
+    shapes = [(0, 0), (0, 2), (64, 64), (64, 16)]
+    found = [Recipe.model_validate(curated(rl(), gpus=g, engines=e)).workers_per_engine for g, e in shapes]
+    assert found == [1, 1, 1, 4]
+    with pytest.raises(ValidationError, match="engines: 48 does not divide gpus: 64"):
+        Recipe.model_validate(curated(rl(), gpus=64, engines=48))
+
+
 def test_the_defaults_are_the_paper_s():
     stage = Recipe.model_validate(curated(rl())).stages[1]
     assert (stage.oversample, stage.group_size, stage.resample, stage.learning_rate) == (32, 16, "paper", 1e-6)

@@ -11,7 +11,7 @@ from trainer.rollout import engine_pool
 from trainer.rollout.engine import EngineDead, EngineError, EngineLoad, FinishReason, Generation, SamplingSpec
 from trainer.rollout.engine_pool import MAX_FAILED_STARTS, MAX_TRIES, EnginePool
 from trainer.rollout.remote import EngineFacts, NewTokens, UpdateReport
-from trainer.rollout.weights import Snapshot, WeightsDiffer
+from trainer.rollout.weights import Snapshot, WeightsDiffer, update_all
 
 CONTEXT, VOCABULARY = 32, 50
 
@@ -108,6 +108,9 @@ class FakeWeights:
 
     def snapshot(self, version: int) -> Snapshot:
         return Snapshot(version, {"path": "x"}, {"norm": str(version)}, [1, 2], [-1.0])
+
+    async def deliver(self, snapshot: Snapshot, engines: Sequence[Any]) -> list[UpdateReport | BaseException]:
+        return await asyncio.gather(*update_all(snapshot, engines), return_exceptions=True)
 
     def close(self) -> None:
         self.is_closed = True

@@ -22,7 +22,7 @@ from trainer.rollout.engine import (
     SamplingSpec,
     check_request,
 )
-from trainer.rollout.remote import Host, RemoteEngine
+from trainer.rollout.remote import Host, RemoteEngine, UpdateReport
 from trainer.rollout.scheduler import Key, Turn
 from trainer.rollout.turn_queue import TurnQueue
 from trainer.rollout.weights import Snapshot, Weights
@@ -263,26 +263,26 @@ class EnginePool:
         engines = {slot.number: slot.engine for slot in slots}
         left = list(slots)
 
-        async def on_all(do: Callable[[_Slot], Awaitable[Any]]) -> None:
+        def take(results: Sequence[Any]) -> None:
             nonlocal left
-            results = await asyncio.gather(*(do(slot) for slot in left), return_exceptions=True)
             for slot, result in zip(left, results, strict=True):
                 if isinstance(result, EngineDead):
                     self._lose(slot, engines[slot.number], str(result))
                 elif isinstance(result, BaseException):
                     raise result
+                elif isinstance(result, UpdateReport):
+                    snapshot.check_update(slot.name, result)
             left = [slot for slot in left if slot.engine is engines[slot.number]]
 
-        async def update(slot: _Slot) -> None:
-            report = await slot.engine.update(snapshot.info, snapshot.version, list(snapshot.checksums))
-            snapshot.check_update(slot.name, report)
+        async def on_all(do: Callable[[_Slot], Awaitable[Any]]) -> None:
+            take(await asyncio.gather(*(do(slot) for slot in left), return_exceptions=True))
 
         async def probe(slot: _Slot) -> None:
             name = f"probe-{next(self._request)}"
             snapshot.check_probe(slot.name, await slot.engine.probe(name, snapshot.probe_ids))
 
         await on_all(lambda slot: slot.engine.pause())
-        await on_all(update)
+        take(await self._weights.deliver(snapshot, [slot.engine for slot in left]))
         await on_all(lambda slot: slot.engine.resume())
         await on_all(probe)
         for slot in left:

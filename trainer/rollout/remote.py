@@ -1,6 +1,6 @@
 """What the driver and an engine in its own process say to each other. No torch, no vLLM, no Ray here."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ class EngineSettings:
     model: str  # a folder in transformers' format; the weights are replaced before the first request
     max_context: int
     is_on_gpu: bool = False
+    tensor_parallel: int = 1  # GPUs, or processes on CPUs, that share its model
     max_running: int = 256
     memory_share: float = 0.9
 
@@ -77,7 +78,7 @@ class RemoteEngine(Protocol):
 
     async def init_transfer(self, info: dict[str, Any]) -> None: ...
 
-    async def update(self, info: dict[str, Any], version: int, names: Sequence[str]) -> UpdateReport: ...
+    def update(self, info: dict[str, Any], version: int, names: Sequence[str]) -> Coroutine[Any, Any, UpdateReport]: ...
 
     async def probe(self, request_id: str, ids: Sequence[int]) -> list[float]: ...
 

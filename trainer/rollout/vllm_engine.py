@@ -177,7 +177,9 @@ class VllmEngine:
             await self._llm.resume_generation()
 
     async def init_transfer(self, info: dict[str, Any]) -> None:
+        """Join a group with the trainer, in place of an older one."""
         with self._alive():
+            await self._llm.shutdown_weight_transfer_engine()
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
 
     async def update(self, info: dict[str, Any], version: int, names: Sequence[str]) -> UpdateReport:
@@ -260,7 +262,12 @@ class VllmEngine:
 
 
 def _arguments(settings: EngineSettings) -> AsyncEngineArgs:
-    on_cpu: dict[str, Any] = {} if settings.is_on_gpu else {"distributed_executor_backend": UniProcExecutor}
+    """On CPUs one worker sits in vLLM's engine process; several are processes, each with a part of the model."""
+    executor: Any = None
+    if settings.tensor_parallel > 1:
+        executor = "mp"
+    elif not settings.is_on_gpu:
+        executor = UniProcExecutor
     return AsyncEngineArgs(
         model=settings.model,
         dtype=settings.dtype,
@@ -276,7 +283,8 @@ def _arguments(settings: EngineSettings) -> AsyncEngineArgs:
         seed=0,
         weight_transfer_config=WeightTransferConfig(backend="nccl" if settings.is_on_gpu else "shm"),
         worker_extension_cls=f"{Extension.__module__}.{Extension.__qualname__}",
-        **on_cpu,
+        tensor_parallel_size=settings.tensor_parallel,
+        distributed_executor_backend=executor,
     )
 
 

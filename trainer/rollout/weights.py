@@ -1,8 +1,9 @@
 """The learner's weights on their way to engines on the same machine, with what the engines must then agree on."""
 
+import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,11 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from trainer.rollout.remote import UpdateReport
+from trainer.rollout.remote import RemoteEngine, UpdateReport
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  memory that looks like a folder; where there is none, the run's own
 PROBE_TOKENS = 32
 PROBE_LIMIT = 1e-4  # nats, float32 on both sides
+ROUNDED_PROBE_LIMIT = 0.2  # nats, where the engine computes in bfloat16; never measured
 CHECKED_TENSORS = 3
 CHECKED_BYTES = 64_000_000  # hashing more at every update would be felt
 VOCABULARY_PADDING = 64  # vLLM's; an embedding that it pads has another checksum
@@ -37,6 +39,7 @@ class Snapshot:
     checksums: dict[str, str]
     probe_ids: list[int]
     probe_logprobs: list[float] = field(repr=False)
+    probe_limit: float = PROBE_LIMIT
 
     def check_update(self, name: str, report: UpdateReport) -> None:
         """WeightsDiffer unless the version and every checksum asked for have arrived."""
@@ -51,10 +54,10 @@ class Snapshot:
         if len(logprobs) != len(self.probe_logprobs):
             raise WeightsDiffer(f"{name} scored {len(logprobs)} of {len(self.probe_logprobs)} tokens of the probe")
         worst = max(abs(a - b) for a, b in zip(logprobs, self.probe_logprobs, strict=True))
-        if not worst <= PROBE_LIMIT:
+        if not worst <= self.probe_limit:
             raise WeightsDiffer(
                 f"{name} is {worst:.2g} nats off the trainer's version {self.version} on the probe "
-                f"(at most {PROBE_LIMIT:g} is rounding)"
+                f"(at most {self.probe_limit:g} is rounding)"
             )
 
 
@@ -63,6 +66,10 @@ class Weights(Protocol):
 
     def snapshot(self, version: int) -> Snapshot:
         """The weights as they are now, which are then no longer read."""
+        ...
+
+    async def deliver(self, snapshot: Snapshot, engines: Sequence[RemoteEngine]) -> list[UpdateReport | BaseException]:
+        """The snapshot to engines that are paused; what each holds then, or what was raised for it."""
         ...
 
     def close(self) -> None: ...
@@ -76,16 +83,43 @@ def exchange_file(out: Path, readers: str) -> Path:
     return folder / f"astrolabe-{name}-{readers}.safetensors"
 
 
-class SharedWeights:
-    """A file that is replaced by each snapshot: see `exchange_file`."""
+class Guards:
+    """What engines must agree on with a model. `is_whole`: an engine holds its parameters in one piece.
 
-    def __init__(self, model: Qwen3ForCausalLM, path: Path) -> None:
+    `dtype`: what engines keep them in; in bfloat16 both sides round, and the probe's limit is a guess.
+    """
+
+    def __init__(self, model: Qwen3ForCausalLM, *, is_whole: bool = True, dtype: torch.dtype = torch.float32) -> None:
         self._model = model
-        self._path = path
+        self._dtype = dtype
         vocabulary = int(model.config.vocab_size)
         draw = np.random.default_rng(0)
         self._probe_ids = [int(i) for i in draw.integers(vocabulary, size=PROBE_TOKENS)]
-        self._checkable = [n for n, p in model.named_parameters() if _is_checkable(n, p, vocabulary)]
+        names = [n for n, p in model.named_parameters() if _is_checkable(n, p, vocabulary)]
+        self._checkable = [n for n in names if is_whole or n.endswith("norm.weight")]
+
+    def describe(self, version: int, info: dict[str, Any]) -> Snapshot:
+        """A snapshot of the model as it is now."""
+        parameters = dict(self._model.named_parameters())
+        names = np.random.default_rng(version).permutation(self._checkable)[:CHECKED_TENSORS]
+        checksums = {str(name): _digest(parameters[str(name)].detach().to(self._dtype)) for name in names}
+        limit = PROBE_LIMIT if self._dtype is torch.float32 else ROUNDED_PROBE_LIMIT
+        return Snapshot(version, info, checksums, self._probe_ids, self._score_probe(), limit)
+
+    @torch.no_grad()
+    def _score_probe(self) -> list[float]:
+        ids = torch.tensor(self._probe_ids)
+        logprobs = torch.log_softmax(self._model(input_ids=ids[None], use_cache=False).logits[0, :-1].float(), dim=-1)
+        return logprobs.gather(1, ids[1:, None])[:, 0].tolist()
+
+
+class SharedWeights:
+    """A file that is replaced by each snapshot: see `exchange_file`."""
+
+    def __init__(self, model: Qwen3ForCausalLM, path: Path, *, is_whole: bool = True) -> None:
+        self._model = model
+        self._path = path
+        self._guards = Guards(model, is_whole=is_whole)
 
     def snapshot(self, version: int) -> Snapshot:
         tensors = {name: tensor.detach() for name, tensor in self._model.state_dict().items()}
@@ -94,18 +128,18 @@ class SharedWeights:
         draft = self._path.with_name(f".{self._path.name}.tmp")
         save_file(tensors, draft)
         os.replace(draft, self._path)
-        names = np.random.default_rng(version).permutation(self._checkable)[:CHECKED_TENSORS]
-        checksums = {str(name): _digest(tensors[str(name)]) for name in names}
-        return Snapshot(version, {"path": str(self._path)}, checksums, self._probe_ids, self._score_probe())
+        return self._guards.describe(version, {"path": str(self._path)})
+
+    async def deliver(self, snapshot: Snapshot, engines: Sequence[RemoteEngine]) -> list[UpdateReport | BaseException]:
+        return await asyncio.gather(*update_all(snapshot, engines), return_exceptions=True)
 
     def close(self) -> None:
         self._path.unlink(missing_ok=True)
 
-    @torch.no_grad()
-    def _score_probe(self) -> list[float]:
-        ids = torch.tensor(self._probe_ids)
-        logprobs = torch.log_softmax(self._model(input_ids=ids[None], use_cache=False).logits[0, :-1].float(), dim=-1)
-        return logprobs.gather(1, ids[1:, None])[:, 0].tolist()
+
+def update_all(snapshot: Snapshot, engines: Sequence[RemoteEngine]) -> list[Coroutine[Any, Any, UpdateReport]]:
+    """What tells each engine to take the snapshot."""
+    return [e.update(snapshot.info, snapshot.version, list(snapshot.checksums)) for e in engines]
 
 
 def _is_checkable(name: str, parameter: Tensor, vocabulary: int) -> bool:
