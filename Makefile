@@ -6,7 +6,7 @@ PORT ?= 8000
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help run install system vllm test test-unit test-vllm check format bench-sandbox bench-grading bench-engine soak-sandbox scale demo-seeds roc-ablation base-model smollm2 screenshots lock lock-vllm clean
+.PHONY: help run install system vllm test test-unit test-vllm check format bench-sandbox bench-grading bench-engine bench-scheduler bench-learner soak-sandbox scale scale-step demo-seeds roc-ablation base-model smollm2 screenshots lock lock-vllm clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,6 +64,12 @@ bench-grading: install  ## the verifier on collected pairs, against math-verify 
 bench-engine: install  ## our engine beside transformers and, where it is installed, vLLM; prints its bar
 	$(BIN)/python -m benchmarks.engine
 
+bench-scheduler: install  ## rollout scheduling simulated over the grid, on seeds it was not tuned on; a page and its bars
+	$(BIN)/python -m benchmarks.scheduler
+
+bench-learner: install  ## our GRPO step and TRL's in turns, TRL in var/trl of its own; prints its bars
+	$(BIN)/python -m benchmarks.learner
+
 soak-sandbox: install system  ## 10,000 calls, hostile ones among them, on one node: memory, threads, files must stay flat
 	$(BIN)/python -m benchmarks.sandbox.soak
 
@@ -71,6 +77,9 @@ scale: install system  ## measure the cost of a call, simulate, check on two nod
 	$(BIN)/python -m benchmarks.sandbox --modes closed --only ours --rounds 1 --seconds 30 --c 1 $$((4 * $$(nproc))) --costs sandbox/measured_costs.json
 	$(BIN)/python -m sandbox simulate --markdown docs/scale.md
 	$(BIN)/python -m benchmarks.sandbox --modes two-nodes --markdown docs/scale.md
+
+scale-step: install  ## what a step of the paper's run needs on 64 GPUs, by explain and the simulator; rewrites docs/scale-step.md
+	$(BIN)/python -m docs.scale_step
 
 demo-seeds: install system  ## the demo recipe with seeds 1, 2, 3; prints the table of its bars
 	$(BIN)/python -m benchmarks.demo_seeds

@@ -1,10 +1,10 @@
 """Engines side by side on one tiny model: `make bench-engine`, or `python -m benchmarks.engine --rounds 5`.
 
-Ours, transformers' generate and vLLM for CPUs get the same random Qwen3, the same prompts and lengths, and answer
-with token ids and their log-probabilities. Each lives in a process of its own and is measured in turn, round by
-round; the others wait meanwhile. A number is the median over the rounds; CPU seconds are those of the whole process
-tree. Parity is the largest difference of a log-probability from transformers' forward over the same ids. Ends with
-code 1 when the bar is missed. Without vLLM (`make vllm`) its row says so.
+Ours, transformers' generate and vLLM for CPUs (its LLM in process, and our engine over AsyncLLM) get the same random
+Qwen3, the same prompts and lengths, and answer with token ids and their log-probabilities. Each lives in a process of
+its own and is measured in turn, round by round; the others wait meanwhile. A number is the median over the rounds; CPU
+seconds are those of the whole process tree. Parity is the largest difference of a log-probability from transformers'
+forward over the same ids. Ends with code 1 when the bar is missed. Without vLLM (`make vllm`) its rows say so.
 """
 
 import argparse
@@ -25,8 +25,9 @@ from typing import TextIO, cast
 
 import psutil
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
+from benchmarks.models import THREE_MILLION, make_qwen3
 from trainer.cluster import CPU_ENGINE, ENGINE_PYTHON
 
 BATCHES = (1, 16, 64)
@@ -106,25 +107,6 @@ class Contestant:
         return total
 
 
-def make_model(folder: Path, vocabulary: int) -> Qwen3ForCausalLM:
-    """A random Qwen3 of 3.4 million parameters, as the figures of other engines were taken with."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    model = Qwen3ForCausalLM(config).eval()
-    model.save_pretrained(folder)
-    return model
-
-
 def measure(model: Qwen3ForCausalLM, folder: Path, rows: Sequence[Row], rounds: int, tokens: int, threads: int) -> None:
     """All rounds, engine after engine in each."""
     contestants = []
@@ -156,7 +138,12 @@ def _commands(threads: int) -> list[tuple[str | None, str, dict[str, str]]]:
     usual = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.getcwd(), "HF_HUB_OFFLINE": "1"}
     vllm = str(ENGINE_PYTHON) if ENGINE_PYTHON.exists() else None
     on_cpu = {**CPU_ENGINE, **usual, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    return [(sys.executable, "torch", usual), (sys.executable, "transformers", usual), (vllm, "vllm", on_cpu)]
+    return [
+        (sys.executable, "torch", usual),
+        (sys.executable, "transformers", usual),
+        (vllm, "vllm-in-process", on_cpu | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
+        (vllm, "vllm", on_cpu),
+    ]
 
 
 @torch.no_grad()
@@ -223,9 +210,10 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)  # the parent only compares
     load, started = os.getloadavg()[0], time.monotonic()
-    rows = [Row(OURS), Row(BASELINE), Row("vLLM AsyncLLM")]
+    rows = [Row(OURS), Row(BASELINE), Row("vLLM in process"), Row("vLLM AsyncLLM")]
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder), options.vocabulary)
+        model = make_qwen3(options.vocabulary, **THREE_MILLION)
+        model.save_pretrained(folder)
         measure(model, Path(folder), rows, options.rounds, options.tokens, options.threads)
     is_met, sentence = judge(rows)
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
@@ -233,8 +221,7 @@ def main() -> int:
         f"{parameters:.1f} M parameters, {PROMPT_TOKENS} + {options.tokens} tokens, {options.rounds} rounds, medians\n"
     )
     print(format_table(rows))
-    print("\nvLLM in process has no row: all calls of vLLM are in one file, and that has AsyncLLM only.")
-    print(f"{sentence}\n{describe_machine(options.threads, load)}, {time.monotonic() - started:.0f} s")
+    print(f"\n{sentence}\n{describe_machine(options.threads, load)}, {time.monotonic() - started:.0f} s")
     return 0 if is_met else 1
 
 

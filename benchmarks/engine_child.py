@@ -65,9 +65,14 @@ def start_transformers(folder: Path) -> Generate:
 
 
 def start_vllm(folder: Path) -> Generate:
+    from safetensors.torch import load_file, save_file
+
     from trainer.rollout.remote import EngineSettings
     from trainer.rollout.vllm_engine import VllmEngine
 
+    tensors = load_file(folder / "model.safetensors")
+    weights = folder / "update.safetensors.tmp"  # not by a name that vLLM would take for a part of the model
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, weights)
     engine: list[VllmEngine] = []
     count = 0
 
@@ -75,7 +80,10 @@ def start_vllm(folder: Path) -> Generate:
         nonlocal count
         if not engine:  # it belongs to the loop that it is made in
             engine.append(VllmEngine(EngineSettings(str(folder), max_context=1024, max_running=64)))
-            await engine[0].facts()
+            await engine[0].init_transfer({})
+            await engine[0].pause()
+            await engine[0].update({"path": str(weights)}, 1, [])  # it says of each token which version sampled it
+            await engine[0].resume()
         turns = []
         for i, prompt in enumerate(prompts):
             count += 1
@@ -86,9 +94,46 @@ def start_vllm(folder: Path) -> Generate:
     return generate
 
 
+def start_vllm_in_process(folder: Path) -> Generate:
+    """vLLM as its own users call it offline: no server, no second process, log-probabilities of sampled tokens only."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        str(folder),
+        dtype="float32",
+        max_model_len=1024,
+        max_num_seqs=64,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        logprobs_mode="processed_logprobs",
+    )
+
+    async def generate(prompts: list[list[int]], tokens: int, seed: int) -> Answer:
+        asked = [
+            SamplingParams(
+                temperature=1.0,
+                max_tokens=tokens,
+                ignore_eos=True,
+                seed=seed * 1000 + i,
+                logprobs=0,
+                detokenize=False,
+            )
+            for i in range(len(prompts))
+        ]
+        found = [
+            request.outputs[0]
+            for request in llm.generate([{"prompt_token_ids": ids} for ids in prompts], asked, use_tqdm=False)
+        ]
+        logprobs = [[at[i].logprob for i, at in zip(o.token_ids, o.logprobs, strict=True)] for o in found]
+        return [list(o.token_ids) for o in found], logprobs
+
+    return generate
+
+
 STARTS: dict[str, Callable[[Path], Generate]] = {
     "torch": start_torch,
     "transformers": start_transformers,
+    "vllm-in-process": start_vllm_in_process,
     "vllm": start_vllm,
 }
 

@@ -95,31 +95,18 @@ class Contestant:
 
 def make_folder(folder: Path, vocabulary: int) -> None:
     """A random Qwen3 of 3.2 M parameters without its embedding, whose words are its token ids."""
-    import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast
+
+    from benchmarks.models import THREE_MILLION, make_qwen3
 
     words = {f"w{i}": i for i in range(vocabulary - 2)} | {PAD: vocabulary - 2, EOS: vocabulary - 1}
     tokenizer = Tokenizer(models.WordLevel(words, PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"eos_token": EOS, "pad_token": PAD}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        vocab_size=vocabulary,
-        tie_word_embeddings=True,
-        max_position_embeddings=1024,
-        bos_token_id=None,
-        eos_token_id=vocabulary - 1,
-        pad_token_id=vocabulary - 2,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    ids = {"bos_token_id": None, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 2}
+    make_qwen3(vocabulary, **THREE_MILLION, **ids).save_pretrained(folder)
 
 
 def make_task(folder: str, vocabulary: int, *, given: bool, threads: int) -> Task:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.engine import BASELINE, OURS, Row, Sample, compare, format_table, judge, make_model, measure
+from benchmarks.engine import BASELINE, OURS, Row, Sample, compare, format_table, judge, measure
+from benchmarks.models import THREE_MILLION, make_qwen3
 
 
 def row(name: str, speed: float, parity: float = 1e-6) -> Row:
@@ -25,7 +26,7 @@ def test_medians_ratio_and_bar():
 
 
 def test_parity_is_the_largest_difference(tmp_path):
-    model = make_model(tmp_path, 64)
+    model = make_qwen3(64)
     with torch.no_grad():
         true = torch.log_softmax(model(torch.tensor([[3, 5, 7]])).logits[0], -1)
     logprobs = [float(true[0, 5]), float(true[1, 7]) + 0.25]
@@ -37,10 +38,11 @@ def test_parity_is_the_largest_difference(tmp_path):
 def test_a_real_round(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.engine.BATCHES", (2,))
     monkeypatch.setattr("benchmarks.engine.ENGINE_PYTHON", tmp_path / "no vllm")
-    model = make_model(tmp_path / "model", 320)
-    rows = [Row(OURS), Row(BASELINE), Row("vLLM AsyncLLM")]
+    model = make_qwen3(320, **THREE_MILLION)
+    model.save_pretrained(tmp_path / "model")
+    rows = [Row(OURS), Row(BASELINE), Row("vLLM in process"), Row("vLLM AsyncLLM")]
     measure(model, tmp_path / "model", rows, rounds=1, tokens=6, threads=1)
-    assert [len(r.samples.get(2, [])) for r in rows] == [1, 1, 0]
+    assert [len(r.samples.get(2, [])) for r in rows] == [1, 1, 0, 0]
     assert rows[2].reason.endswith("`make vllm`")
     assert all(r.parity is not None and r.parity < 1e-4 for r in rows[:2])
     assert rows[0].samples[2][0].cpu_s > 0

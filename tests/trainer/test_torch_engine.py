@@ -3,8 +3,9 @@ import asyncio
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3ForCausalLM
 
+from benchmarks.models import make_qwen3
 from trainer.rollout.decode import KEY_BLOCK, VECTOR, Decode, find_key_counts
 from trainer.rollout.engine import EngineError, EngineLoad, FinishReason, Generation, SamplingSpec
 from trainer.rollout.torch_engine import TorchEngine, sample
@@ -14,19 +15,14 @@ VOCAB, CONTEXT = 61, 96
 
 @pytest.fixture
 def model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
+    model = make_qwen3(
+        VOCAB,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
         max_position_embeddings=128,
-        tie_word_embeddings=True,
     )
-    model = Qwen3ForCausalLM(config).eval()
     with torch.no_grad():  # far from uniform, so that parity means something
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
@@ -184,19 +180,9 @@ async def test_same_bits_whether_keys_were_kept_copied_or_computed_again(model):
 @pytest.mark.parametrize(("head_dim", "kv_heads"), [(8, 2), (32, 2), (32, 4), (64, 1)])
 def test_a_position_is_computed_alike_however_it_is_fed(head_dim, kv_heads):
     """Logits after 700 tokens: fed at once, token by token, in parts, and beside other rows."""
-    torch.manual_seed(1)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    decode = Decode(Qwen3ForCausalLM(config).eval(), 800)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    model = make_qwen3(VOCAB, seed=1, **sizes, num_key_value_heads=kv_heads, head_dim=head_dim)
+    decode = Decode(model, 800)
     ids = torch.tensor([prompt(700, 0)])
     lengths = [5, 100, 101, 190, 193, 207, 230, 300, 383, 384, 500, 512, 513, 699, 700]
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from benchmarks.models import make_qwen3
 from trainer.pretrain.chat import CHAT_TEMPLATE, END_OF_TEXT, SPECIAL_TOKENS, TURN_END
 
 
@@ -23,19 +23,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def make_model(vocabulary: int = 267, seed: int = 0) -> Qwen3ForCausalLM:
     """Two layers of width 16, in evaluation mode."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    return make_qwen3(vocabulary, seed=seed)
 
 
 def save_tiny(folder: Path) -> Path:
