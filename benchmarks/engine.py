@@ -92,12 +92,16 @@ class Contestant:
         return answer
 
     def close(self) -> None:
-        self._child.terminate()
+        """With what it started: vLLM's engine process outlives the one that is told to end."""
         try:
-            self._child.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.communicate()
+            tree = [*self._tree.children(recursive=True), self._tree]
+        except psutil.NoSuchProcess:
+            tree = []
+        for process in tree:
+            process.terminate()
+        for process in psutil.wait_procs(tree, timeout=20)[1]:
+            process.kill()
+        self._child.communicate()
 
     def _cpu_s(self) -> float:
         total = 0.0

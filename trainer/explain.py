@@ -20,6 +20,7 @@ from trainer.rl import EVALUATION_SAMPLES
 
 MAX_TENSOR_PARALLEL = 8  # GPUs of one node
 FP32, BF16 = 4, 2
+LOGITS = 3 * CHUNK_LOGITS  # values alive at once in the loss: log-probabilities, probabilities, what is made of them
 STEP, SCREENING = "a step", "screening, at most"
 
 
@@ -281,7 +282,7 @@ def _on_gpus(recipe: Recipe, shape: Shape, assumptions: Assumptions, longest: in
         gathered=BF16 * (2 * shape.layer_parameters + shape.outer_parameters),  # a layer at work, the next on its way
         gradients=FP32 * parameters / n,
         optimizer=2 * FP32 * parameters / n,
-        activations=BF16 * tokens * (shape.layers * shape.hidden + shape.layer_activations) + 2 * FP32 * CHUNK_LOGITS,
+        activations=BF16 * tokens * (shape.layers * shape.hidden + shape.layer_activations) + FP32 * LOGITS,
         engine_weights=engine_weights,
         kv_cache=kv_cache,
     )
@@ -314,7 +315,7 @@ def _on_cpu(recipe: Recipe, shape: Shape) -> tuple[Memory, Layout]:
         gathered=0,
         gradients=FP32 * shape.parameters,
         optimizer=2 * FP32 * shape.parameters,
-        activations=FP32 * tokens * shape.layers * shape.layer_activations + 2 * FP32 * CHUNK_LOGITS,
+        activations=FP32 * tokens * shape.layers * shape.layer_activations + FP32 * LOGITS,
         engine_weights=0,
         kv_cache=FP32 * shape.kv_values * kv_tokens,
     )

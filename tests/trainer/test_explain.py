@@ -125,8 +125,8 @@ def test_memory_of_a_gpu():
     m = e.memory
     assert (m.weights, m.gradients, m.optimizer) == (1464, 1464, 2928)  # 4, 4 and 8 bytes x 1464 over 4 GPUs
     assert m.gathered == 2 * (2 * 600 + 264)
-    # 1000 tokens: the input of 2 layers, one layer at work; and two chunks of 2^22 logits
-    assert m.activations == 2 * 1000 * (2 * 8 + 120) + 2 * 4 * 2**22
+    # 1000 tokens: the input of 2 layers, one layer at work; and three chunks of 2^22 logits
+    assert m.activations == 2 * 1000 * (2 * 8 + 120) + 3 * 4 * 2**22
     assert (m.engine_weights, m.kv_cache) == (2928, 0.5e9 - 2928)
     # 32 bytes a token; a row is 100 + 200 tokens
     assert e.layout.kv_tokens == int((0.5e9 - 2928) / 32)

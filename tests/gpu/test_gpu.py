@@ -1,0 +1,21 @@
+import asyncio
+
+import pytest
+import torch
+
+from tests.gpu.checks import check_engine, check_learner, find_missing, with_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator here"),
+]
+
+
+def test_a_bf16_step_of_the_learner():
+    assert [figure for figure in with_model(check_learner) if not figure.is_right] == []
+
+
+@pytest.mark.skipif(bool(find_missing()), reason=" ".join(find_missing()) or "-")
+def test_a_vllm_engine_that_takes_weights_over_nccl():
+    figures = with_model(lambda folder: asyncio.run(check_engine(folder)))
+    assert [figure for figure in figures if not figure.is_right] == []
