@@ -94,7 +94,7 @@ def test_masked_tokens_have_no_gradient() -> None:
     model = make_model()
     row = Row([5, 6], [7, 8, 9, 10], [1, 0, 0, 0])
     stage = RlStage(name="rl")
-    fixed = FixedLogprobs(compute_logprobs(model, [row], 1.0), [torch.zeros(1)], None)
+    fixed = FixedLogprobs(compute_logprobs(model, [row], 1.0), [torch.zeros(1)], None, [None])
     results = []
     for tail in ([8, 9, 10], [20, 21, 22]):
         model.zero_grad()
