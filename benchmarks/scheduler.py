@@ -48,6 +48,18 @@ COLORS = {
     Policy.OURS: "#2563eb",
 }
 
+LEGEND = {"orientation": "h", "y": -0.07}  # below: the color bar is at the right
+FOLLOW_THEME = """
+if (matchMedia('(prefers-color-scheme: dark)').matches) {
+  const page = document.getElementById('{plot_id}'), colors = {paper_bgcolor: '#111827', plot_bgcolor: '#111827'};
+  for (const axis of Object.keys(page.layout).filter(name => /^[xy]axis/.test(name))) {
+    colors[axis + '.gridcolor'] = colors[axis + '.zerolinecolor'] = '#374151';
+  }
+  document.body.style.background = '#111827';
+  Plotly.relayout(page, {...colors, 'font.color': '#e5e7eb'});
+}
+"""
+
 
 def check_bars(cells: Sequence[Comparison]) -> list[tuple[str, bool]]:
     """What is asked, with the worst cell's number, and whether it holds."""
@@ -77,7 +89,7 @@ def draw(results: dict[str, Result], title: str) -> go.Figure:
         use = {(sample.engine, sample.time_s): sample.kv_use for sample in result.samples}
         grid = [[use[engine, at] for at in times] for engine in engines]
         figure.add_trace(
-            go.Heatmap(x=times, y=engines, z=grid, zmin=0, zmax=1, colorscale="Blues", showscale=row == 1), row, 1
+            go.Heatmap(x=times, y=engines, z=grid, zmin=0, zmax=1, colorscale="Viridis", showscale=row == 1), row, 1
         )
         running: dict[float, int] = {}
         for sample in result.samples:
@@ -88,7 +100,7 @@ def draw(results: dict[str, Result], title: str) -> go.Figure:
             1,
         )
     figure.update_xaxes(title_text="seconds", row=len(results) + 1, col=1)
-    figure.update_layout(template="plotly_white", height=230 * (len(results) + 1), title=title)
+    figure.update_layout(template="plotly_white", height=230 * (len(results) + 1), title=title, legend=LEGEND)
     return figure
 
 
@@ -139,7 +151,9 @@ def run(grid: Grid, out: Path) -> bool:
     kv, cluster, workload = list(grid.cells())[len(grid.tool_s) // 2]
     timeline = run_timeline(cluster, workload, grid.first_seed)
     write_timeline(timeline, out / "timeline.json")
-    draw(timeline, title_of(kv, cluster)).write_html(out / "scheduler.html", include_plotlyjs=True)
+    draw(timeline, title_of(kv, cluster)).write_html(
+        out / "scheduler.html", include_plotlyjs=True, post_script=FOLLOW_THEME
+    )
     print(f"{out / 'scheduler.html'}: {title_of(kv, cluster)}")
     bars = check_bars(compare(rows))
     for text, holds in bars:
