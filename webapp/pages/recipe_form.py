@@ -5,11 +5,10 @@ default of the class. What a person sent becomes a plain tree (`parse`), pydanti
 `build` shows the same tree again with the errors beside their fields.
 """
 
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -71,8 +70,6 @@ class Section:
     parts: list["Section"]
     errors: list[str]
     kind: str = ""
-    optional: bool = False
-    on: bool = True
 
     @property
     def has_errors(self) -> bool:
@@ -118,15 +115,13 @@ def _parse_model(
         if name in ("stages", "kind"):
             continue
         own_default = _own_default(model, name, info, default)
-        inner, optional = _inner_model(info)
+        inner = _inner_model(info)
         if inner is None:
             value = _parse_leaf(path, info, data, lists)
             if value is not None and _text(value) != _text(own_default):
                 tree[name] = value
-        elif not optional or path in data:
-            part = _parse_model(inner, path + ".", data, lists, own_default if not optional else None)
-            if part or optional:
-                tree[name] = part
+        elif part := _parse_model(inner, path + ".", data, lists, own_default):
+            tree[name] = part
     if (
         tree and default is not None and model is not Limits
     ):  # a part that is given is given whole: pydantic knows the class's defaults only
@@ -280,7 +275,7 @@ def _section(model: type[BaseModel], prefix: str, tree: Any, errors: Errors, cho
         path = prefix + name
         if name in ("stages", "kind"):
             continue
-        inner, optional = _inner_model(info)
+        inner = _inner_model(info)
         if inner is None:
             fields.append(_field(path, name, info, tree.get(name), errors, choices))
             continue
@@ -290,7 +285,7 @@ def _section(model: type[BaseModel], prefix: str, tree: Any, errors: Errors, cho
             part = replace(part, fields=[replace(f, placeholder=OF_PROFILE) for f in part.fields])
         elif isinstance(default, BaseModel):
             part = _with_defaults(part, default)
-        parts.append(replace(part, optional=optional, on=not optional or tree.get(name) is not None))
+        parts.append(part)
     own = prefix.rstrip(".")
     title = label(own.rpartition(".")[2]) if own else "General"
     return Section(own, title, (model.__doc__ or "").strip(), fields, parts, errors.get(own, []) if own else [])
@@ -350,10 +345,9 @@ def _widget(name: str, info: FieldInfo, choices: Choices) -> tuple[Widget, list[
     return (Widget.NUMBER if kind in (int, float) else Widget.TEXT), []
 
 
-def _inner_model(info: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
-    kinds = get_args(info.annotation) if get_origin(info.annotation) in (Union, types.UnionType) else (info.annotation,)
-    models = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
-    return (models[0], type(None) in kinds) if models else (None, False)
+def _inner_model(info: FieldInfo) -> type[BaseModel] | None:
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _is_list(info: FieldInfo) -> bool:
