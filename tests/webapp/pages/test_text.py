@@ -92,8 +92,6 @@ def test_a_recipe_survives_the_form(preset: recipe_yaml.Preset) -> None:
     form = recipe_form.build(tree, {}, {"checkpoints": [], "source": [], "model": [], "benchmark": []})
     sent: dict[str, list[str]] = {f"stages.{i}.kind": [s.kind] for i, s in enumerate(form.stages)}
     for section in recipe_form._all_sections([form.general, *form.stages]):
-        if section.optional and section.on:
-            sent[section.name] = ["on"]
         for one in section.fields:
             if one.widget is recipe_form.Widget.CHECK:
                 sent |= {one.name: ["on"]} if one.value else {}
