@@ -32,11 +32,11 @@ vllm: install .venv-vllm/installed  ## vLLM for CPUs in an environment of its ow
 test: install system  ## unit, integration and browser tests
 	@deploy/install.sh newer-runsc
 	@deploy/install.sh browser
-	$(BIN)/python -m pytest -m "not e2e and not vllm"
+	$(BIN)/python -m pytest -m "not e2e and not vllm and not gpu"
 	$(BIN)/python -m pytest -m e2e  # a process of its own: Playwright keeps an event loop in its thread
 
 test-unit: install  ## only what needs no service
-	$(BIN)/python -m pytest -m "not db and not runsc and not integration and not e2e and not vllm"
+	$(BIN)/python -m pytest -m "not db and not runsc and not integration and not e2e and not vllm and not gpu"
 
 test-vllm: vllm system  ## vLLM engines for real on the CPUs: parity, weight updates, a whole run with engines killed
 	$(BIN)/python -m pytest -m vllm
