@@ -3,6 +3,7 @@
 A chart is data: `charts.js` draws it with the colours of the CSS tokens, so light and dark are one description.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +45,7 @@ class Chart:
     stacked: bool = False
     share: bool = False
     x: str = "step"
+    needs: str = ""  # a field that a stage must have set
     tabs: tuple[str, ...] = ("overview",)
 
     @property
@@ -195,6 +197,7 @@ CHARTS = (
             Series("policy/older_share", "share of older tokens", "warn", dash="dot"),
         ),
         unit="versions",
+        needs="staleness",
     ),
     Chart(
         "sft",
@@ -272,10 +275,15 @@ CHARTS = (
 CHART_METRICS = sorted({name for chart in CHARTS for name in chart.metrics})
 
 
-def charts_of(stage_kinds: set[str], tab: str = "overview") -> list[Chart]:
-    """The charts of a tab that a run with stages of these kinds can ever fill."""
-    needed = {"step": "rl", "SFT step": "sft"}
-    return [c for c in CHARTS if tab in c.tabs and needed.get(c.x, "rl") in stage_kinds]
+def charts_of(stages: Sequence[Mapping[str, Any]], tab: str = "overview") -> list[Chart]:
+    """The charts of a tab that a run with these stages of a recipe can ever fill."""
+    kind_of = {"step": "rl", "SFT step": "sft"}
+    return [
+        c
+        for c in CHARTS
+        if tab in c.tabs
+        and any(s["kind"] == kind_of.get(c.x, "rl") and (not c.needs or s.get(c.needs)) for s in stages)
+    ]
 
 
 def ledger_series() -> list[Series]:

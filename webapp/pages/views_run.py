@@ -96,7 +96,7 @@ def _now(run: Run) -> dict[str, Any]:
 def charts_context(run: Run, tab: str) -> dict[str, Any]:
     """What a template with charts needs: the charts, and the data `charts.js` draws them from."""
     revision, points = queries.points(run, since=-1)
-    charts = charts_of(_stage_kinds(run), tab)
+    charts = charts_of(run.recipe.get("stages", []), tab)
     data = {"charts": [c.as_json() for c in charts], "stages": run.stages, "revision": revision, "points": points}
     return {"charts": charts, "chart_data": data}
 

@@ -81,8 +81,13 @@ def test_every_decision_of_the_ledger_has_a_part() -> None:
 
 
 def test_charts_of_the_tokens_tab() -> None:
-    assert [c.key for c in charts_of({"rl"}, "tokens")] == ["classes", "beside", "marks"]
-    assert charts_of({"evaluate"}, "tokens") == []
+    assert [c.key for c in charts_of([{"kind": "rl"}], "tokens")] == ["classes", "beside", "marks"]
+    assert charts_of([{"kind": "evaluate"}], "tokens") == []
+
+
+def test_staleness_has_a_chart_where_rollouts_begin_early() -> None:
+    keys = [[c.key for c in charts_of([{"kind": "rl"} | more])] for more in ({}, {"staleness": 0}, {"staleness": 1})]
+    assert ["staleness" in found for found in keys] == [False, False, True]
     assert {"tools/error_ratio_right", "tools/error_ratio_wrong", "entropy/answer"} <= set(CHART_METRICS)
 
 

@@ -99,12 +99,14 @@ function layout(spec) {
     font: { family: token("sans"), size: 11, color: token("ink") }, hovermode: "x unified", showlegend: false,
     hoverlabel: { bgcolor: token("panel"), bordercolor: grid, font: { size: 11, color: token("ink") } },
     xaxis: { ...axis, showgrid: false, tickformat: "d", tick0: 0, dtick: stride(whole), range: [whole[0] - 0.5, whole[1] + 0.5] },
-    yaxis: { ...axis, rangemode: "tozero", nticks: 5, tickformat: spec.share ? ".0%" : "" },
+    yaxis: { ...axis, rangemode: "tozero", nticks: 5, exponentformat: "power", tickformat: spec.share ? ".3~p" : "" },
     ...borders(spec),
   };
 }
 
-const figure = (value, spec) => (typeof value !== "number" ? value : spec.share ? `${(value * 100).toFixed(1)} %` : Number.isInteger(value) ? String(value) : Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(3));
+// A small number is not shown as none.
+const rounded = (value, digits) => (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits ? value.toExponential(1) : value.toFixed(digits));
+const figure = (value, spec) => (typeof value !== "number" ? value : spec.share ? `${rounded(value * 100, 1)} %` : Number.isInteger(value) ? String(value) : rounded(value, Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 3));
 
 // Legend and summary in one: what each line is and its newest number.
 function summarize(chart) {
