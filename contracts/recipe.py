@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from contracts.base import Frozen
-from contracts.curation import MAX_PROBLEM_CHARS, RULES, Check, Checks, parse_checks
+from contracts.curation import RULES, Checks, parse_checks
 from contracts.execution import LimitProfile, Limits
+from contracts.old_recipes import OLD_ENGINE, OLD_LENGTH
 
 
 class Resample(StrEnum):
@@ -67,11 +68,6 @@ class FeedbackStyle(StrEnum):
     LABELLED = "labelled"  # as the released code writes it: outcome, stdout, stderr, execution time
 
 
-OLD_LENGTH = "max_response_chars"  # recipes stored before tool responses were counted in tokens have it
-# Fields that are constants now; a stored recipe that says something else is of an earlier version and stays so.
-RETIRED = {"penalty_floor": 0.05, "warmup_share": 0.04, "drop_at": 1.0, "epochs": 1}
-OLD_PROBLEM_LENGTH = "max_problem_chars"  # of the check 'length', which names it itself now
-OLD_ENGINE = "engine"  # torch or vllm; engines says both now
 MAX_STALENESS = 4  # versions; more is of no use where a step's rollouts are learned from together
 TIS_BOUND = 2.0  # of samples that an older policy may have made, where the recipe names none
 
@@ -136,65 +132,6 @@ def _fill(given: dict[str, Any], usual: Limits) -> dict[str, Any]:
     if "cpu_s" not in given and wall_s < usual.cpu_s:
         filled["cpu_s"] = round(wall_s * usual.cpu_s / usual.wall_s, 3)
     return filled
-
-
-def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
-    """A resolved recipe of an earlier version in today's fields; `stored` itself where it is of today."""
-    upgraded = _without_retired(_count_in_tokens(_count_engines(stored)))
-    stages = stored.get("stages")
-    if isinstance(stages, list):
-        newer = [_upgrade_stage(stage) if isinstance(stage, dict) else stage for stage in stages]
-        if newer != stages:
-            upgraded = upgraded | {"stages": newer}
-    return upgraded
-
-
-def _upgrade_stage(stage: dict[str, Any]) -> dict[str, Any]:
-    """`stage` itself where it is of today."""
-    stage = _name_length(_without_retired(stage))
-    subset = stage.get("hard_subset", 0)
-    if subset is None or isinstance(subset, dict):
-        return stage | {"hard_subset": 0 if subset is None else int(subset.get("samples", 8))}
-    return stage
-
-
-def _count_engines(stored: dict[str, Any]) -> dict[str, Any]:
-    """The torch engine was one, of kind torch."""
-    if OLD_ENGINE not in stored:
-        return stored
-    rest = {name: value for name, value in stored.items() if name != OLD_ENGINE}
-    return rest | {"engines": 0 if stored[OLD_ENGINE] == "torch" else stored.get("engines", 1)}
-
-
-def _count_in_tokens(stored: dict[str, Any]) -> dict[str, Any]:
-    """ASCII text has no more tokens than characters."""
-    tool = stored.get("tool")
-    if not isinstance(tool, dict) or OLD_LENGTH not in tool:
-        return stored
-    rest = {name: value for name, value in tool.items() if name != OLD_LENGTH}
-    return stored | {"tool": rest | {"max_tool_response_tokens": max(32, int(tool[OLD_LENGTH]))}}
-
-
-def _name_length(stage: dict[str, Any]) -> dict[str, Any]:
-    """`stage` itself where it has no length of its own beside its checks."""
-    if OLD_PROBLEM_LENGTH not in stage:
-        return stage
-    rest = {name: value for name, value in stage.items() if name != OLD_PROBLEM_LENGTH}
-    length = stage[OLD_PROBLEM_LENGTH]
-    if length == MAX_PROBLEM_CHARS:
-        return rest
-    checks = rest.get("checks", RULES)
-    return rest | {"checks": [f"{Check.LENGTH.value} {length}" if check == Check.LENGTH else check for check in checks]}
-
-
-def _without_retired(fields: dict[str, Any]) -> dict[str, Any]:
-    """`fields` itself where nothing is to be left out; sections of fields too."""
-    rest = {
-        name: _without_retired(value) if isinstance(value, dict) else value
-        for name, value in fields.items()
-        if name not in RETIRED or RETIRED[name] != value
-    }
-    return rest if rest != fields else fields
 
 
 class Sampling(Frozen):

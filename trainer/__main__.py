@@ -15,7 +15,8 @@ import yaml
 from pydantic import ValidationError
 
 from contracts.events import Outcome
-from contracts.recipe import Recipe, upgrade
+from contracts.old_recipes import upgrade
+from contracts.recipe import Recipe
 from sandbox.client import SandboxClient
 from trainer.analysis.shard import format_report, read_report
 from trainer.cluster import agent_urls, sandbox_urls

@@ -6,7 +6,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from contracts.recipe import Recipe, upgrade
+from contracts.old_recipes import upgrade
+from contracts.recipe import Recipe
 from trainer.files import RECIPE_FILE
 from trainer.inputs import check_inputs
 from trainer.store import Places, write_atomically

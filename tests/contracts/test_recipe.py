@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from contracts import recipe
 from contracts.execution import LimitProfile, Limits
+from contracts.old_recipes import upgrade
 from contracts.recipe import Recipe
 
 RECIPES = sorted(Path("recipes").glob("*.yaml"))
@@ -104,18 +105,18 @@ def test_bad_tool_settings_are_refused_with_a_sentence(tool, sentence):
 def test_a_stored_recipe_of_an_earlier_version_is_upgraded():
     limits = Limits(cpu_s=2).model_dump()
     stored = curated(tool={"limits": limits, "max_response_chars": 160, "traceback_lines": 1})
-    upgraded = Recipe.model_validate(recipe.upgrade(stored))
+    upgraded = Recipe.model_validate(upgrade(stored))
     assert (upgraded.tool.max_tool_response_tokens, upgraded.tool.traceback_lines) == (160, 1)
     assert upgraded.tool.limits == Limits(cpu_s=2)
-    assert recipe.upgrade(curated()) == curated() and "max_response_chars" in stored["tool"]
+    assert upgrade(curated()) == curated() and "max_response_chars" in stored["tool"]
 
 
 def test_a_stored_recipe_may_name_what_is_a_constant_now():
     hard = rl(hard_subset={"samples": 8, "drop_at": 1.0}, epochs=1)
     stored = curated({"kind": "sft", "name": "sft", "warmup_share": 0.04}, hard, penalty_floor=0.05)
-    assert recipe.upgrade(stored) == curated({"kind": "sft", "name": "sft"}, rl(hard_subset=8))
+    assert upgrade(stored) == curated({"kind": "sft", "name": "sft"}, rl(hard_subset=8))
     with pytest.raises(ValidationError, match="penalty_floor"):
-        Recipe.model_validate(recipe.upgrade(curated(penalty_floor=0.1)))
+        Recipe.model_validate(upgrade(curated(penalty_floor=0.1)))
 
 
 @pytest.mark.parametrize(
@@ -129,15 +130,13 @@ def test_a_stored_recipe_may_name_what_is_a_constant_now():
 )
 def test_a_stored_length_goes_into_its_check(stored, checks):
     stage = {"kind": "curate", "name": "curate"}
-    upgraded = recipe.upgrade({"name": "r", "stages": [stage | stored]})
+    upgraded = upgrade({"name": "r", "stages": [stage | stored]})
     assert upgraded["stages"] == [stage | ({"checks": checks} if checks else {})]
     Recipe.model_validate(upgraded)
 
 
 def test_a_stored_length_without_checks_is_that_of_the_usual_ones():
-    (stage,) = recipe.upgrade({"name": "r", "stages": [{"kind": "curate", "name": "c", "max_problem_chars": 99}]})[
-        "stages"
-    ]
+    (stage,) = upgrade({"name": "r", "stages": [{"kind": "curate", "name": "c", "max_problem_chars": 99}]})["stages"]
     parsed = recipe.CurateStage.model_validate(stage).parsed_checks
     assert parsed.max_problem_chars == 99
     assert parsed.rules == recipe.CurateStage(name="c").parsed_checks.rules
@@ -159,12 +158,12 @@ def test_a_run_samples_in_its_own_process_unless_it_says_otherwise():
     ("old", "engines"), [({"engine": "torch", "engines": 1}, 0), ({"engine": "vllm", "engines": 2}, 2), ({}, 0)]
 )
 def test_a_stored_recipe_that_named_its_engine_is_read(old, engines):
-    assert Recipe.model_validate(recipe.upgrade(curated(rl()) | old)).engines == engines
+    assert Recipe.model_validate(upgrade(curated(rl()) | old)).engines == engines
 
 
 @pytest.mark.parametrize(("old", "samples"), [({"samples": 4}, 4), ({}, 8), (None, 0), (3, 3)])
 def test_a_stored_hard_subset_with_a_section_of_its_own_is_read(old, samples):
-    upgraded = recipe.upgrade(curated(rl(hard_subset=old)))
+    upgraded = upgrade(curated(rl(hard_subset=old)))
     assert Recipe.model_validate(upgraded).stages[1].hard_subset == samples
     if isinstance(old, dict):
         with pytest.raises(ValidationError, match="hard_subset is the number of samples itself now: hard_subset: "):

@@ -10,7 +10,8 @@ from django.http import Http404, HttpRequest
 
 from contracts.curation import RULES
 from contracts.execution import LimitProfile
-from contracts.recipe import Recipe, upgrade
+from contracts.old_recipes import upgrade
+from contracts.recipe import Recipe
 from webapp.accounts.access import AnyUser
 from webapp.accounts.models import Project
 from webapp.datasets.queries import benchmark_choices, dataset_choices

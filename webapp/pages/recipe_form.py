@@ -14,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from contracts.execution import Limits
-from contracts.recipe import CurateStage, EvaluateStage, Recipe, RlStage, SftStage, upgrade
+from contracts.old_recipes import upgrade
+from contracts.recipe import CurateStage, EvaluateStage, Recipe, RlStage, SftStage
 
 STAGE_MODELS: dict[str, type[BaseModel]] = {
     "curate": CurateStage,
