@@ -158,7 +158,10 @@ function showTable(chart, error) {
 function schedule() {
   timer ??= setTimeout(() => {
     timer = null;
-    for (const chart of charts.values()) if (chart.dirty && chart.visible) draw(chart);
+    for (const chart of charts.values()) {
+      if (chart.dirty && chart.visible) draw(chart);
+      else if (chart.dirty && !chart.drawn && traces(chart.spec).length) chart.plot.replaceChildren();  // it does not wait for a step
+    }
   }, GAP_MS);
 }
 
