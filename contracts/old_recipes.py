@@ -13,7 +13,7 @@ OLD_ENGINE = "engine"  # torch or vllm; engines says both now
 
 def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
     """A resolved recipe of an earlier version in today's fields; `stored` itself where it is of today."""
-    upgraded = _without_retired(_count_in_tokens(_count_engines(stored)))
+    upgraded = _without_retired(_count_in_tokens(_part_gpus(_count_engines(stored))))
     stages = stored.get("stages")
     if isinstance(stages, list):
         newer = [_upgrade_stage(stage) if isinstance(stage, dict) else stage for stage in stages]
@@ -37,6 +37,15 @@ def _count_engines(stored: dict[str, Any]) -> dict[str, Any]:
         return stored
     rest = {name: value for name, value in stored.items() if name != OLD_ENGINE}
     return rest | {"engines": 0 if stored[OLD_ENGINE] == "torch" else stored.get("engines", 1)}
+
+
+def _part_gpus(stored: dict[str, Any]) -> dict[str, Any]:
+    """Learner and engines were once laid out to take turns on the same GPUs; such a run never began."""
+    gpus, ranks, engines = (stored.get(name, default) for name, default in (("gpus", 0), ("ranks", 1), ("engines", 0)))
+    if not all(isinstance(count, int) for count in (gpus, ranks, engines)) or gpus <= ranks:
+        return stored
+    is_parted = engines and (gpus - ranks) % engines == 0
+    return stored if is_parted else stored | {"engines": gpus - ranks}
 
 
 def _count_in_tokens(stored: dict[str, Any]) -> dict[str, Any]:

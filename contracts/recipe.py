@@ -292,12 +292,22 @@ class Recipe(Frozen):
     )
     description: str = Field("", max_length=500, description="a sentence for the others")
     seed: int = Field(1, ge=0, lt=2**31, description="every random choice of the run derives from it")
-    gpus: int = Field(0, ge=0, description="GPUs the run is laid out for; 0: the CPUs of this machine")
+    gpus: int = Field(
+        0,
+        ge=0,
+        description="GPUs the run is laid out for: one a rank, the others the engines'; 0: the CPUs of this machine",
+    )
     engines: int = Field(
-        0, ge=0, le=1024, description="vLLM engines, each on a CPU or GPU of its own; 0: ours, in the trainer's process"
+        0,
+        ge=0,
+        le=1024,
+        description="vLLM engines, each on a CPU or on its share of the GPUs; 0: ours, in the trainer's process",
     )
     ranks: int = Field(
-        1, ge=1, le=1024, description="processes of the learner, each with its part of the model; 1: the trainer's own"
+        1,
+        ge=1,
+        le=1024,
+        description="processes of the learner, each with its part of the model; 1 without GPUs: the trainer's own",
     )
     model: str = Field("models/tiny-base", description="a model folder (transformers format) or a checkpoint")
     tool: ToolSettings = ToolSettings()
@@ -313,9 +323,17 @@ class Recipe(Frozen):
         return values
 
     @model_validator(mode="after")
-    def _engines_share_the_gpus(self) -> Self:
-        if self.engines and self.gpus % self.engines:
-            raise ValueError(f"engines: {self.engines} does not divide gpus: {self.gpus}; an engine has whole GPUs")
+    def _engines_share_the_gpus_that_ranks_leave(self) -> Self:
+        gpus, ranks, engines = self.gpus, self.ranks, self.engines
+        if gpus and not engines:
+            raise ValueError(f"gpus: {gpus} needs engines of 1 or more: ours, engines: 0, runs on CPUs only")
+        if gpus and gpus <= ranks:
+            raise ValueError(f"gpus: {gpus} leaves none for engines: ranks: {ranks} takes a GPU for each rank")
+        if gpus and (gpus - ranks) % engines:
+            raise ValueError(
+                f"engines: {engines} does not divide the {gpus - ranks} GPUs that ranks: {ranks} leaves of "
+                f"gpus: {gpus}; an engine has whole GPUs"
+            )
         return self
 
     @model_validator(mode="after")
@@ -345,7 +363,7 @@ class Recipe(Frozen):
     @property
     def workers_per_engine(self) -> int:
         """GPUs that share an engine's model (tensor parallel); 1 on CPUs."""
-        return self.gpus // self.engines if self.engines and self.gpus else 1
+        return (self.gpus - self.ranks) // self.engines if self.gpus else 1
 
     @property
     def max_staleness(self) -> int:

@@ -10,7 +10,7 @@ from statistics import fmean
 from contracts.recipe import RlStage
 from sandbox.simulate import write_between_marks
 from trainer.__main__ import load_recipe
-from trainer.explain import BF16, STEP, Assumptions, Explanation, explain, read_shape
+from trainer.explain import BF16, STEP, Assumptions, Explanation, Load, explain, read_shape
 from trainer.rollout.simulate import Cluster, Policy, Workload, make_router, simulate
 
 PROJECT = Path(__file__).parents[1]
@@ -18,6 +18,10 @@ PAGE = PROJECT / "docs" / "scale-step.md"
 RECIPE = PROJECT / "recipes" / "rstar2_14b.yaml"
 STEP_S = 7 * 86_400 / 510  # the paper's run: 510 steps in less than a week (4.3)
 TOOL_S = 0.3  # of a call, in the mean (3.1)
+LEARN_FLOP = 8  # a parameter and token: forward, forward again for what was not kept, backward
+LEARN_RATE = (
+    0.4 * 1307e12
+)  # FLOP/s of a GPU: the data sheet's and the share of it that docs/decisions/scheduler.md assumes
 SEED = 100  # the scheduler was tuned on seeds below
 
 
@@ -44,26 +48,27 @@ def format_needs(e: Explanation) -> str:
         )
     layout, m = e.layout, e.memory
     weights_gb = BF16 * e.shape.parameters / 1e9
-    learner = m.weights + m.gathered + m.gradients + m.optimizer + m.activations
     lines += [
         "",
         "| of the run | |",
         "|---|---|",
+        f"| GPUs that learn | {e.recipe.ranks} |",
         f"| engines | {layout.engines} of {layout.tensor_parallel} GPU |",
         f"| KV cache of an engine | {m.kv_cache / 1e9:.0f} GB, {layout.kv_tokens:,} tokens |",
         f"| rollouts of full length in it | {layout.full_rollouts} of {layout.longest:,} tokens |",
-        f"| memory of a GPU that learns | {learner / 1e9:.1f} GB, activations {m.activations / 1e9:.1f} GB of it |",
+        f"| memory of a GPU that learns | {m.learner / 1e9:.1f} GB: a whole gradient {m.whole_gradients / 1e9:.1f}, "
+        f"activations {m.activations / 1e9:.1f} |",
         f"| weights of a sync | {weights_gb:.1f} GB to each engine, {layout.engines * weights_gb:,.0f} GB in all |",
     ]
     return "\n".join(lines)
 
 
 def format_simulated(e: Explanation) -> str:
-    """A markdown table: our scheduler and least requests on the engines of the layout."""
+    """A markdown table: our scheduler and least requests on the engines of the layout; the learner by arithmetic."""
     lines = [
         "| a step of | policy tokens a rollout | least requests s | ours s | ours, tokens/s and GPU | needed "
-        "| left of a step |",
-        "|---|---|---|---|---|---|---|",
+        "| learning s | left of a step | left where both work at once |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     cluster = Cluster(e.layout.engines, e.layout.kv_tokens, TOOL_S)
     done: set[int] = set()
@@ -79,12 +84,20 @@ def format_simulated(e: Explanation) -> str:
             for policy in (Policy.LEAST, Policy.OURS)
         )
         mean = ours.generated / load.rollouts
+        learning = _learning_s(e, stage, load)
+        left = STEP_S - ours.makespan_s - learning
         lines.append(
             f"| {load.stage} | {mean:,.0f} | {least.makespan_s:.0f} | {ours.makespan_s:.0f} "
-            f"| {ours.tokens_per_s(e.layout.engines):,.0f} | {ours.generated / STEP_S / e.recipe.gpus:,.0f} "
-            f"| {STEP_S - ours.makespan_s:.0f} s |"
+            f"| {ours.tokens_per_s(e.recipe.gpus):,.0f} | {ours.generated / STEP_S / e.recipe.gpus:,.0f} "
+            f"| {learning:.0f} | {left:.0f} s | {STEP_S - max(ours.makespan_s, learning):.0f} s |"
         )
     return "\n".join(lines)
+
+
+def _learning_s(e: Explanation, stage: RlStage, load: Load) -> float:
+    """Of a step's kept rollouts, by arithmetic alone."""
+    tokens = stage.prompts_per_step * stage.group_size * (load.tokens / load.rollouts + e.assumptions.prompt_tokens)
+    return LEARN_FLOP * e.shape.parameters * tokens / LEARN_RATE / e.recipe.ranks
 
 
 def _scale(stage: RlStage, mean: float) -> Workload:

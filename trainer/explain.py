@@ -15,10 +15,10 @@ from trainer.analysis.shard import read_report
 from trainer.hard_subset import SCREEN_FACTOR
 from trainer.open_engine import MAX_BATCH
 from trainer.pipeline import MAX_PROMPT_TOKENS
-from trainer.policy.model import MICRO_BATCH_TOKENS
+from trainer.policy.model import GPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS
 from trainer.rl import EVALUATION_SAMPLES
+from trainer.rollout.remote import MEMORY_SHARE
 
-MAX_TENSOR_PARALLEL = 8  # GPUs of one node
 FP32, BF16 = 4, 2
 LOGITS = 3 * CHUNK_LOGITS  # values alive at once in the loss: log-probabilities, probabilities, what is made of them
 STEP, SCREENING = "a step", "screening, at most"
@@ -94,14 +94,11 @@ class Assumptions:
     )
     benchmark_problems: float = _assume(30, "of an evaluation on a file, which is not opened here (AIME24 has 30)")
     micro_batch_tokens: float = _assume(
-        20_480, "a GPU's micro-batch, never less than the longest row (released script)", only_gpus=True
+        GPU_MICRO_BATCH_TOKENS, "of a rank, never less than the longest row (released script)", only_gpus=True
     )
     gpu_memory_gb: float = _assume(192, "of one GPU, in 10^9 bytes: MI300X (3)", only_gpus=True)
     engine_memory_share: float = _assume(
-        0.8, "of it for the engine's weights and KV cache (released script)", only_gpus=True
-    )
-    engine_weight_share: float = _assume(
-        0.34, "of the engine's memory for weights at most; decides tensor parallelism", only_gpus=True
+        MEMORY_SHARE, "of an engine's own GPUs for weights and KV cache, as the trainer sets it", only_gpus=True
     )
 
 
@@ -168,20 +165,28 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one GPU, or of the machine where the recipe has none; bytes."""
+    """Bytes. With GPUs: what the learner has on each of its own, and an engine on each of its own; else all of it in
+    the trainer's process."""
 
     weights: float
     gathered: float
     gradients: float
+    whole_gradients: float
     optimizer: float
     activations: float
     engine_weights: float
     kv_cache: float
 
+    @property
+    def learner(self) -> float:
+        """While it learns."""
+        parts = (self.weights, self.gathered, self.gradients, self.whole_gradients, self.optimizer, self.activations)
+        return sum(parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Engines of `tensor_parallel` GPUs each; 0 engines: the one inside the driver's process.
+    """Engines of `tensor_parallel` GPUs each, beside those of the ranks; 0 engines: the one in the driver's process.
 
     `full_rollouts`: rollouts of full length whose keys and values fit one engine at once."""
 
@@ -203,7 +208,7 @@ class Explanation:
 
 
 def explain(recipe: Recipe, shape: Shape, assumptions: Assumptions) -> Explanation:
-    """All numbers. AssumptionError where the weights fit no engine."""
+    """All numbers. AssumptionError where engine or learner does not fit its GPUs."""
     longest = longest_row(recipe, assumptions)
     memory, layout = _on_gpus(recipe, shape, assumptions, longest) if recipe.gpus else _on_cpu(recipe, shape)
     return Explanation(recipe, shape, assumptions, list(find_loads(recipe, assumptions)), memory, layout)
@@ -269,39 +274,47 @@ def _screens(stage: AnyStage) -> TypeGuard[CurateStage]:
 
 
 def _on_gpus(recipe: Recipe, shape: Shape, assumptions: Assumptions, longest: int) -> tuple[Memory, Layout]:
-    """Learner and engines take turns on the same GPUs. The learner: FSDP2 over all of them, fp32 master weights,
-    gradients and AdamW state, bf16 compute, every layer recomputed. The engine: bf16, behind its own share."""
-    n, parameters = recipe.gpus, shape.parameters
+    """The layout that the trainer runs: a rank a GPU, the others for the engines. The learner: FSDP2 over its ranks,
+    fp32 master weights, gradients and AdamW state, bf16 compute, every layer recomputed; the gradient of the
+    micro-batches so far is whole on each rank until the update's last one. The engine: bf16."""
+    ranks, parallel, parameters = recipe.ranks, recipe.workers_per_engine, shape.parameters
     tokens = max(int(assumptions.micro_batch_tokens), longest)
     engine_bytes = assumptions.engine_memory_share * assumptions.gpu_memory_gb * 1e9
-    parallel = _tensor_parallel(n, BF16 * parameters, engine_bytes, assumptions.engine_weight_share)
     engine_weights = BF16 * parameters / parallel
-    kv_cache = engine_bytes - engine_weights
     memory = Memory(
-        weights=FP32 * parameters / n,
+        weights=FP32 * parameters / ranks,
         gathered=BF16 * (2 * shape.layer_parameters + shape.outer_parameters),  # a layer at work, the next on its way
-        gradients=FP32 * parameters / n,
-        optimizer=2 * FP32 * parameters / n,
+        gradients=FP32 * parameters / ranks,
+        whole_gradients=FP32 * parameters,
+        optimizer=2 * FP32 * parameters / ranks,
         activations=BF16 * tokens * (shape.layers * shape.hidden + shape.layer_activations) + FP32 * LOGITS,
         engine_weights=engine_weights,
-        kv_cache=kv_cache,
+        kv_cache=engine_bytes - engine_weights,
     )
-    kv_tokens = int(kv_cache * parallel / (BF16 * shape.kv_values))
-    return memory, Layout(n // parallel, parallel, kv_tokens, kv_tokens // longest, longest)
+    _require_room(recipe, memory, assumptions)
+    kv_tokens = int(memory.kv_cache * parallel / (BF16 * shape.kv_values))
+    if kv_tokens < longest:
+        raise AssumptionError(
+            f"the KV cache of an engine of {parallel} GPUs holds {kv_tokens:,} tokens and a rollout has up to "
+            f"{longest:,}: fewer engines or more GPUs, so that each has more of them"
+        )
+    return memory, Layout(recipe.engines, parallel, kv_tokens, kv_tokens // longest, longest)
 
 
-def _tensor_parallel(gpus: int, weight_bytes: float, engine_bytes: float, share: float) -> int:
-    """The smallest power of two that divides the GPUs and leaves room: fewer GPUs an engine, less to exchange."""
-    parallel = 1
-    while weight_bytes / parallel > share * engine_bytes:
-        parallel *= 2
-        if parallel > MAX_TENSOR_PARALLEL or gpus % parallel:
-            raise AssumptionError(
-                f"{weight_bytes / 1e9:.1f} GB of weights fit no engine of up to {MAX_TENSOR_PARALLEL} of {gpus} GPUs "
-                f"with {engine_bytes / 1e9:.1f} GB each: more GPUs, or other values of gpu_memory_gb, "
-                "engine_memory_share or engine_weight_share"
-            )
-    return parallel
+def _require_room(recipe: Recipe, memory: Memory, assumptions: Assumptions) -> None:
+    """AssumptionError where weights do not fit."""
+    if memory.kv_cache <= 0:
+        raise AssumptionError(
+            f"{memory.engine_weights / 1e9:,.1f} GB of weights on each of an engine's {recipe.workers_per_engine} GPUs "
+            f"do not fit the {assumptions.engine_memory_share:g} of {assumptions.gpu_memory_gb:g} GB that it has of "
+            "it: fewer engines or more GPUs, so that each has more of them"
+        )
+    if memory.learner > assumptions.gpu_memory_gb * 1e9:
+        raise AssumptionError(
+            f"a rank of the learner needs {memory.learner / 1e9:,.1f} GB of its GPU's {assumptions.gpu_memory_gb:g}, "
+            f"{memory.whole_gradients / 1e9:,.1f} GB of them for a whole gradient, at ranks: {recipe.ranks}: more "
+            "ranks, or a smaller micro-batch"
+        )
 
 
 def _on_cpu(recipe: Recipe, shape: Shape) -> tuple[Memory, Layout]:
@@ -314,6 +327,7 @@ def _on_cpu(recipe: Recipe, shape: Shape) -> tuple[Memory, Layout]:
         weights=FP32 * shape.parameters,
         gathered=0,
         gradients=FP32 * shape.parameters,
+        whole_gradients=0,
         optimizer=2 * FP32 * shape.parameters,
         activations=FP32 * tokens * shape.layers * shape.layer_activations + FP32 * LOGITS,
         engine_weights=0,

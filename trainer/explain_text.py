@@ -1,11 +1,12 @@
 """An explanation of a recipe as plain text tables."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from math import ceil
 from typing import Any
 
 from contracts.recipe import CurateStage, LossTerm, RlStage, SftStage
-from trainer.explain import STEP, Assumptions, Explanation, Load
+from trainer.explain import BF16, STEP, Assumptions, Explanation, Load
 from trainer.tables import format_table
 
 _SUMMED = ("rollouts", "tokens", "policy_tokens", "calls", "stored_bytes")
@@ -21,7 +22,7 @@ def format_explanation(e: Explanation) -> str:
         model,
         _load_table(e),
         _learning(e),
-        _memory_table(e),
+        _memory_tables(e),
         _layout(e),
         _ranks(e),
         _assumption_table(e),
@@ -79,25 +80,39 @@ def _learning(e: Explanation) -> str:
     return format_table("Learning, each step, when no group is dropped", headers, rows)
 
 
-def _memory_table(e: Explanation) -> str:
-    m = e.memory
-    kept_cache = 0 if e.recipe.gpus else m.kv_cache  # on a GPU the engine gives its memory back while the learner works
-    training = m.weights + m.gathered + m.gradients + m.optimizer + m.activations + kept_cache
-    sampling = m.weights + m.optimizer + m.engine_weights + m.kv_cache  # no gradient, no activation
-    rows: list[tuple[str, float]] = [
+def _memory_tables(e: Explanation) -> str:
+    m, recipe = e.memory, e.recipe
+    learner: list[tuple[str, float]] = [
         ("weights, fp32", m.weights),
         ("weights of the layers at work, bf16", m.gathered),
         ("gradients, fp32", m.gradients),
+        ("gradient of the micro-batches so far, whole, fp32", m.whole_gradients),
         ("optimizer (AdamW, two moments, fp32)", m.optimizer),
         ("activations of a micro-batch", m.activations),
-        ("engine weights, bf16", m.engine_weights),
-        ("KV cache", m.kv_cache),
-        ("while learning", training),
-        ("while sampling", sampling),
     ]
-    gpus = f"Memory of each of {e.recipe.gpus} GPUs, {e.assumptions.gpu_memory_gb:g} GB"
-    where = gpus if e.recipe.gpus else "Memory of the trainer's process"
-    return format_table(where, ["part", "size"], [[name, _size(size)] for name, size in rows if size])
+    if not recipe.gpus:
+        rows = [*learner, ("KV cache", m.kv_cache), ("while learning", m.learner + m.kv_cache)]
+        rows.append(("while sampling", m.weights + m.optimizer + m.kv_cache))  # no gradient, no activation
+        return _size_table("Memory of the trainer's process", rows)
+    size = f"{e.assumptions.gpu_memory_gb:g} GB"
+    engine = [("weights, bf16", m.engine_weights), ("KV cache", m.kv_cache)]
+    others = recipe.gpus - recipe.ranks
+    return "\n".join(
+        [
+            _size_table(
+                f"Memory of each of the learner's GPUs, {recipe.ranks} of {size}", [*learner, _add_up(learner)]
+            ),
+            _size_table(f"Memory of each of the engines' GPUs, {others} of {size}", [*engine, _add_up(engine)]),
+        ]
+    )
+
+
+def _add_up(rows: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    return "in all", sum(size for _, size in rows)
+
+
+def _size_table(title: str, rows: Sequence[tuple[str, float]]) -> str:
+    return format_table(title, ["part", "size"], [[name, _size(size)] for name, size in rows if size])
 
 
 def _layout(e: Explanation) -> str:
@@ -111,7 +126,7 @@ def _layout(e: Explanation) -> str:
     most = max((load.rollouts for load in e.loads if load.occasion == STEP), default=0)
     return (
         f"Engines: {layout.engines} of {layout.tensor_parallel} GPU{'s' * (layout.tensor_parallel > 1)} each (tensor "
-        f"parallel {layout.tensor_parallel}), taking turns with the learner on the same GPUs; a KV cache of "
+        f"parallel {layout.tensor_parallel}), beside the learner's; a KV cache of "
         f"{layout.kv_tokens:,} tokens an engine holds {layout.full_rollouts:,} rollouts of {layout.longest:,} tokens, "
         f"{in_flight:,} in all: {ceil(most / max(1, in_flight))} waves for the {most:,} rollouts of a step if all were "
         "that long\n"
@@ -120,6 +135,12 @@ def _layout(e: Explanation) -> str:
 
 def _ranks(e: Explanation) -> str:
     ranks = e.recipe.ranks
+    if e.recipe.gpus:
+        return (
+            f"Learner: {ranks} rank{'s' * (ranks > 1)}, each a Ray actor on its own GPU with 1/{ranks} of weights, "
+            "gradients and optimizer; beside the first one a process that sends the published weights to the engines "
+            f"keeps {_size(BF16 * e.shape.parameters)} of them in its node's memory, twice that while they change\n"
+        )
     if ranks == 1:
         return ""
     return (

@@ -180,11 +180,30 @@ def test_a_step_that_learns_from_older_samples_weighs_them():
 
 
 def test_an_engine_has_whole_gpus():
-    shapes = [(0, 0), (0, 2), (64, 64), (64, 16)]
-    found = [Recipe.model_validate(curated(rl(), gpus=g, engines=e)).workers_per_engine for g, e in shapes]
-    assert found == [1, 1, 1, 4]
-    with pytest.raises(ValidationError, match="engines: 48 does not divide gpus: 64"):
-        Recipe.model_validate(curated(rl(), gpus=64, engines=48))
+    """GPUs, ranks, engines: a rank has one, the engines share the others."""
+    shapes = [(0, 1, 0), (0, 4, 2), (2, 1, 1), (64, 16, 48), (64, 16, 12)]
+    made = [Recipe.model_validate(curated(rl(), gpus=g, ranks=r, engines=e)) for g, r, e in shapes]
+    assert [recipe.workers_per_engine for recipe in made] == [1, 1, 1, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "engines", "sentence"),
+    [
+        (64, 16, 64, "engines: 64 does not divide the 48 GPUs that ranks: 16 leaves of gpus: 64"),
+        (8, 8, 1, "gpus: 8 leaves none for engines: ranks: 8 takes a GPU for each rank"),
+        (1, 1, 1, "gpus: 1 leaves none for engines: ranks: 1 takes a GPU for each rank"),
+        (8, 1, 0, "gpus: 8 needs engines of 1 or more"),
+    ],
+)
+def test_gpus_that_cannot_be_shared_out_are_refused(gpus, ranks, engines, sentence):
+    with pytest.raises(ValidationError, match=sentence):
+        Recipe.model_validate(curated(rl(), gpus=gpus, ranks=ranks, engines=engines))
+
+
+def test_a_stored_recipe_whose_learner_and_engines_took_turns_has_them_apart():
+    shapes = [(64, 1, 64, 63), (64, 4, 0, 60), (64, 16, 12, 12), (0, 1, 2, 2)]
+    stored = [(curated(rl(), gpus=g, ranks=r, engines=e), expected) for g, r, e, expected in shapes]
+    assert [Recipe.model_validate(upgrade(old)).engines for old, _ in stored] == [expected for _, expected in stored]
 
 
 def test_the_defaults_are_the_paper_s():

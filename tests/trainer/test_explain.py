@@ -39,7 +39,6 @@ ROUND = Assumptions(
     micro_batch_tokens=1000,
     gpu_memory_gb=1,
     engine_memory_share=0.5,
-    engine_weight_share=0.5,
 )
 
 
@@ -121,9 +120,10 @@ def test_an_evaluate_stage(evaluate, rollouts):
 
 
 def test_memory_of_a_gpu():
-    e = explain(recipe(rl(), gpus=4), SMALL, ROUND)
+    e = explain(recipe(rl(), gpus=8, ranks=4, engines=4), SMALL, ROUND)
     m = e.memory
-    assert (m.weights, m.gradients, m.optimizer) == (1464, 1464, 2928)  # 4, 4 and 8 bytes x 1464 over 4 GPUs
+    assert (m.weights, m.gradients, m.optimizer) == (1464, 1464, 2928)  # 4, 4 and 8 bytes x 1464 over 4 ranks
+    assert m.whole_gradients == 4 * 1464
     assert m.gathered == 2 * (2 * 600 + 264)
     # 1000 tokens: the input of 2 layers, one layer at work; and three chunks of 2^22 logits
     assert m.activations == 2 * 1000 * (2 * 8 + 120) + 3 * 4 * 2**22
@@ -132,14 +132,38 @@ def test_memory_of_a_gpu():
     assert e.layout.kv_tokens == int((0.5e9 - 2928) / 32)
     assert (e.layout.engines, e.layout.tensor_parallel, e.layout.longest) == (4, 1, 300)
     assert e.layout.full_rollouts == e.layout.kv_tokens // 300
+    printed = format_explanation(e)
+    assert "Memory of each of the learner's GPUs, 4 of 1 GB" in printed
+    assert "Memory of each of the engines' GPUs, 4 of 1 GB" in printed
+    assert "Engines: 4 of 1 GPU each (tensor parallel 1), beside the learner's" in printed
+    assert "Learner: 4 ranks, each a Ray actor on its own GPU with 1/4 of weights" in printed
 
 
-def test_weights_too_large_for_a_gpu_are_split_and_too_large_for_a_node_refused():
-    tight = replace(ROUND, gpu_memory_gb=4e-6)  # 2000 bytes for the engine, 1000 of them for weights
-    layout = explain(recipe(rl(), gpus=4), SMALL, tight).layout
-    assert (layout.engines, layout.tensor_parallel) == (1, 4)  # 2928 / 4 = 732
-    with pytest.raises(AssumptionError, match="fit no engine of up to 8 of 6 GPUs"):
-        explain(recipe(rl(), gpus=6), SMALL, tight)  # 4 does not divide 6
+@pytest.mark.parametrize(
+    ("layout", "shape", "assumptions", "sentence"),
+    [
+        # an engine has half of 4000 bytes: too few for 2928 bytes of weights, enough for half of them on each of two
+        ({"gpus": 2, "engines": 1}, SMALL, replace(ROUND, gpu_memory_gb=4e-6), "do not fit the 0.5 of 4e-06 GB"),
+        ({"gpus": 3, "engines": 1}, SMALL, replace(ROUND, gpu_memory_gb=4e-6), "a rank of the learner needs"),
+        # 8000 bytes less 2928 of weights, at 32 a token
+        (
+            {"gpus": 2, "engines": 1},
+            SMALL,
+            replace(ROUND, gpu_memory_gb=0.1, engine_memory_share=8e-5),
+            "holds 158 tokens and a rollout has up to 300",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_numbers(layout, shape, assumptions, sentence):
+    with pytest.raises(AssumptionError, match=sentence):
+        explain(recipe(rl(), **layout), shape, assumptions)
+
+
+def test_an_engine_of_two_gpus_has_half_of_the_weights_on_each():
+    e = explain(recipe(rl(), gpus=5, engines=2), SMALL, ROUND)
+    assert (e.layout.engines, e.layout.tensor_parallel) == (2, 2)
+    assert (e.memory.engine_weights, e.memory.weights) == (1464, 4 * 1464)
+    assert e.layout.kv_tokens == int(2 * (0.5e9 - 1464) / 32)
 
 
 def test_memory_without_gpus_is_that_of_the_process():
@@ -187,20 +211,30 @@ def test_the_paper_s_run_explained():
     assert steps[0].tokens == pytest.approx(16_384 * 0.41 * 8192)
     screening = next(load for load in e.loads if load.occasion.startswith("screening"))
     assert screening.rollouts == 8 * 41_936  # all problems, as the paper does
-    # 16 bytes a parameter over 64 GPUs: 0.92 + 0.92 + 1.85 GB
-    assert e.memory.weights + e.memory.gradients + e.memory.optimizer == pytest.approx(16 * 14_768_307_200 / 64)
-    assert (e.layout.engines, e.layout.tensor_parallel) == (64, 1)
-    # (153.6 GB - 29.5 GB) / 163,840 bytes a token
-    assert e.layout.kv_tokens == 757_222
-    assert e.layout.full_rollouts == 757_222 // (12_288 + 400)
-    smaller = explain(load_recipe(PAPER), QWEN3_14B, Assumptions(gpu_memory_gb=80))
-    assert (smaller.layout.engines, smaller.layout.tensor_parallel) == (32, 2)  # an 80 GB GPU would need two
+    # 16 bytes a parameter over 24 GPUs: 2.46 + 2.46 + 4.92 GB, and 59.1 GB of a whole gradient
+    assert e.memory.weights + e.memory.gradients + e.memory.optimizer == pytest.approx(16 * 14_768_307_200 / 24)
+    assert e.memory.learner < 87e9  # of 192
+    assert (e.layout.engines, e.layout.tensor_parallel) == (40, 1)
+    # (172.8 GB - 29.5 GB) / 163,840 bytes a token
+    assert e.layout.kv_tokens == 874_410
+    assert e.layout.full_rollouts == 874_410 // (12_288 + 400)
+    with pytest.raises(AssumptionError, match="needs 86.0 GB of its GPU's 80, 59.1 GB of them for a whole gradient"):
+        explain(load_recipe(PAPER), QWEN3_14B, Assumptions(gpu_memory_gb=80))
 
 
 def test_the_command_prints_every_number_with_its_assumptions(capsys):
     assert main(["explain", str(PAPER), "--assume", "mean_turns=3"]) == 0
     printed = capsys.readouterr().out
-    for words in ("16,384", "32,768", "510", "64 GPUs", "tensor parallel 1", "mean_turns = 3 ", "KV cache"):
+    for words in (
+        "16,384",
+        "32,768",
+        "510",
+        "24 of 192 GB",
+        "40 of 192 GB",
+        "tensor parallel 1",
+        "mean_turns = 3 ",
+        "KV cache",
+    ):
         assert words in printed
     for name in Assumptions.__dataclass_fields__:
         assert f"{name} = " in printed

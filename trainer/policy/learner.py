@@ -28,7 +28,7 @@ from trainer.algorithm.loss import (
     policy_loss,
 )
 from trainer.algorithm.packing import Row, balance_rows, pack_rows
-from trainer.policy.model import MICRO_BATCH_TOKENS, compute_logprobs, compute_scores, plan_micro_batches, score_part
+from trainer.policy.model import compute_logprobs, compute_scores, plan_micro_batches, score_part
 from trainer.policy.optimizer import apply_update
 from trainer.policy.packed import lose_packed
 from trainer.policy.parallel import Ranks, bind, ranks_of, set_last_backward
@@ -123,7 +123,7 @@ def imitate(model: Qwen3ForCausalLM, optimizer: AdamW, rows: Sequence[Row], rate
     tokens = sum(sum(row.mask) for row in rows)
     own = balance_rows([row.length for row in rows], ranks.size, model.config.hidden_size)[ranks.rank]
     mine = [rows[i] for i in own]
-    batches = plan_micro_batches(model, mine, MICRO_BATCH_TOKENS)
+    batches = plan_micro_batches(model, mine)
     loss = 0.0
     for number, positions in enumerate(batches, start=1):
         set_last_backward(model, number == len(batches))
@@ -163,7 +163,7 @@ def accumulate_gradients(
     update: Sequence[int],
     stage: RlStage,
     own: Sequence[int] | None = None,
-    token_budget: int = MICRO_BATCH_TOKENS,
+    token_budget: int | None = None,
 ) -> list[LossShare]:
     """Backward over the micro-batches of one update (positions into `samples`).
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from trainer.rollout.engine import EngineLoad, Generation, SamplingSpec
 
+MEMORY_SHARE = 0.9  # of a GPU that an engine has to itself
 VLLM_MINOR = "0.32"  # its weight transfer changes with every minor version; all calls into it are in `vllm_engine`
 
 
@@ -18,7 +19,7 @@ class EngineSettings:
     is_on_gpu: bool = False
     tensor_parallel: int = 1  # GPUs, or processes on CPUs, that share its model
     max_running: int = 256
-    memory_share: float = 0.9
+    memory_share: float = MEMORY_SHARE
 
     @property
     def dtype(self) -> str:
