@@ -29,6 +29,7 @@ MAX_PAUSE_S = 30.0
 EARLY_S = 60.0
 START_S = 180.0  # the first start on a machine builds the root of its boxes
 MAX_STARTS = 3  # without one answer
+EXIT_STATUS = 75  # of an agent whose port another program has taken
 
 
 class NodeAgent:
@@ -45,11 +46,11 @@ class NodeAgent:
         threading.Thread(target=self._keep, name="sandbox-node", daemon=True).start()
 
     def __repr__(self) -> str:
-        """The URL at the start: Ray's dashboard shows it of the actor (`repr_name`), where the web app reads it."""
+        """Ray's dashboard keeps it as the actor's `repr_name`, where the web app reads it."""
         return self.url()
 
     def url(self) -> str:
-        """Where the node listens; the same after a restart of the node."""
+        """Where the node listens, also after a restart of the node: the same while the agent lives."""
         return f"http://{self._host}:{self._port}"
 
     def health(self) -> dict[str, Any]:
@@ -80,14 +81,14 @@ class NodeAgent:
     def _keep(self) -> None:
         self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         pause_s = FIRST_PAUSE_S
-        while True:
+        while _is_free(self._host, self._port):
             started = time.monotonic()
-            self._port = _free_port(self._host, self._port)
             process = self._start()
             self._starts += 1
             process.wait()
             pause_s = min(pause_s * 2, MAX_PAUSE_S) if time.monotonic() - started < EARLY_S else FIRST_PAUSE_S
             time.sleep(pause_s)
+        os._exit(EXIT_STATUS)  # Ray starts the agent anew, with another port and the URL that everybody is told
 
     def _start(self) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-m", "sandbox", "serve", "--host", self._host, "--port", str(self._port)]
@@ -104,15 +105,20 @@ class NodeAgent:
             )
 
 
-def _free_port(host: str, wanted: int = 0) -> int:
-    """The wanted port, or another where it is taken: clients that follow the cluster ask for the URL again."""
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_free(host: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, wanted))
+            probe.bind((host, port))
         except OSError:
-            return _free_port(host)
-        return int(probe.getsockname()[1])
+            return False
+        return True
 
 
 def start_agents(boxes: int = 0) -> tuple[list[str], list[str]]:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,6 +59,28 @@ async def test_a_killed_agent_takes_its_node_along_and_is_started_anew(cluster: 
     assert httpx.get(f"{again}/v1/health", timeout=10).json()["isolated"]
     async with SandboxClient([url], find_urls=cluster.discover) as client:  # it may listen somewhere else now
         assert (await client.run(call("print(6 * 7)"))).stdout == "42\n"
+
+
+async def test_an_agent_whose_port_is_taken_is_started_anew_elsewhere(cluster: Cluster) -> None:
+    (url,) = await asyncio.to_thread(cluster.start_agents)
+    host, port = url.removeprefix("http://").rsplit(":", 1)
+    os.kill(node_pid(url), signal.SIGKILL)
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wait_until(lambda: _took(thief, host, int(port)), "the port of a dead node was never free")
+        wait_until(lambda: cluster.discover() not in ([], [url]), "the agent kept its old URL")
+        (again,) = await asyncio.to_thread(cluster.start_agents)
+        assert again != url
+        assert httpx.get(f"{again}/v1/health", timeout=10).json()["isolated"]
+
+
+def _took(thief: socket.socket, host: str, port: int) -> bool:
+    try:
+        thief.bind((host, port))
+    except OSError:
+        return False
+    thief.listen()
+    return True
 
 
 def test_without_agents_it_is_the_node_of_this_machine() -> None:
