@@ -107,7 +107,19 @@ function onPoll(event) {
   if (poller && event.detail.elt === poller && (document.hidden || poller.querySelector("tr.selected, details[open]") || poller.contains(document.activeElement))) event.preventDefault();
 }
 
+// What scrolls can be reached by Tab; not every browser does that by itself.
+function reachScrollers() {
+  for (const box of document.querySelectorAll(".table-wrap, .gridwrap, .rollouts, .launch .side .card, pre")) {
+    const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+    if (scrolls) box.tabIndex = 0;
+    else box.removeAttribute("tabindex");
+  }
+}
+
 setUpTheme();
+reachScrollers();
+addEventListener("resize", reachScrollers);
+document.addEventListener("htmx:afterSettle", reachScrollers);
 document.addEventListener("htmx:beforeRequest", onPoll);
 document.addEventListener("keydown", onKey);
 document.addEventListener("click", onClick);
