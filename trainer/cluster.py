@@ -1,19 +1,19 @@
-"""Ray for a run: which sandbox nodes it uses, its vLLM engines and the ranks of its learner, one an actor. The only
-file of the trainer that imports ray, and only inside a Ray cluster, for engines or for ranks."""
+"""Ray for a run: which sandbox nodes it uses, where there is room, and its vLLM engines, one an actor; the ranks of its
+learner are in `ranks`. The only file of the trainer that imports ray, and only inside a Ray cluster, for engines or for
+ranks."""
 
 import asyncio
 import importlib.util
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.policy.rank_host import LearnerLost
+from trainer.devices import show_only
 from trainer.rollout.engine import EngineDead, EngineError, EngineLoad, Generation, SamplingSpec
 from trainer.rollout.remote import EngineFacts, EngineSettings, NewTokens, UpdateReport
 
@@ -34,8 +34,6 @@ ANY_ENGINE = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-RANK = {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-DEATH_S = 10.0  # until Ray knows of a death that other ranks have seen
 _log = logging.getLogger("trainer.cluster")
 
 
@@ -108,17 +106,56 @@ def _start_own(ray: Any, cpus: int) -> None:
                 raise
 
 
-def _open(ray: Any, cpus: int) -> bool:
-    """Connect to the cluster we are in, or start a Ray of our own: then True, and it is ours to end."""
-    is_own = not _is_in_cluster()
-    if is_own:
-        _start_own(ray, max(cpus, os.cpu_count() or 1))
-    else:
-        _connect(ray)
-    return is_own
+class RayUse:
+    """Ray, as long as somebody uses it: that of the cluster we are in; outside of one a Ray of this process's own,
+    which its first user starts, with all GPUs that it finds, and its last one ends. `cpus`: of all users to come."""
+
+    _own_users = 0
+
+    def __init__(self, cpus: int = 1) -> None:
+        import ray  # takes a second, and is not installed everywhere
+
+        self.ray: Any = ray
+        self._is_own = RayUse._own_users > 0 or not _is_in_cluster()
+        if not self._is_own:
+            _connect(ray)
+        elif not RayUse._own_users:
+            _start_own(ray, max(cpus, os.cpu_count() or 1))
+        RayUse._own_users += self._is_own
+
+    def end(self) -> None:
+        """A second time does nothing."""
+        was_own, self._is_own = self._is_own, False
+        RayUse._own_users -= was_own
+        if was_own and not RayUse._own_users:
+            self.ray.shutdown()
+
+    def require_gpus(self, count: int) -> None:
+        """PlacesUnavailable when there are fewer in all, whoever has them now."""
+        found = int(self.ray.cluster_resources().get("GPU", 0))
+        if found < count:
+            raise PlacesUnavailable(
+                f"the recipe is laid out for {count} GPUs and Ray has {found} here: lower gpus with ranks and engines, "
+                "or set gpus: 0 to run on CPUs; `python -m trainer explain RECIPE` prints what the run needs"
+            )
 
 
-def _reserve(ray: Any, count: int, what: str, each: int, *, is_on_gpu: bool) -> Any:
+def show_own_gpus() -> None:
+    """Let an actor's process see those that Ray gave it and no others, by one variable: before torch looks for any."""
+    import ray
+    import torch
+
+    show_only(",".join(map(str, ray.get_gpu_ids())), os.environ, is_rocm=torch.version.hip is not None)
+
+
+def node_address() -> str:
+    """Of the machine that this actor is on."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def reserve(ray: Any, count: int, what: str, each: int, *, is_on_gpu: bool) -> Any:
     """A placement group, a bundle of `each` GPUs or CPUs for each of them. Those on CPUs sit on this node, whose memory
     they exchange weights in."""
     if is_on_gpu:
@@ -152,11 +189,13 @@ class EngineHost:
     def __init__(self, count: int, settings: EngineSettings, spare: int = 0) -> None:
         self._settings = settings
         self._python = _engine_python()
-        import ray  # takes a second, and is not installed everywhere
-
-        self._ray = ray
-        self._is_own = _open(ray, count * settings.tensor_parallel + spare)
-        self._group = _reserve(ray, count, "engines", settings.tensor_parallel, is_on_gpu=settings.is_on_gpu)
+        self._use = RayUse(count * settings.tensor_parallel + spare)
+        self._ray = self._use.ray
+        try:
+            self._group = reserve(self._ray, count, "engines", settings.tensor_parallel, is_on_gpu=settings.is_on_gpu)
+        except BaseException:
+            self._use.end()
+            raise
 
     def start(self, number: int) -> "RayEngine":
         """A new engine in place `number`; returns at once, `facts` answers when it is up."""
@@ -178,8 +217,7 @@ class EngineHost:
 
     def close(self) -> None:
         self._ray.util.remove_placement_group(self._group)
-        if self._is_own:
-            self._ray.shutdown()
+        self._use.end()
 
 
 def _engine_python() -> str:
@@ -195,6 +233,8 @@ class EngineActor:
     """What runs in an engine's process: imports vLLM there, and only there."""
 
     def __init__(self, settings: EngineSettings) -> None:
+        if settings.is_on_gpu:
+            show_own_gpus()
         from trainer.rollout.vllm_engine import VllmEngine
 
         self._engine = VllmEngine(settings)
@@ -267,125 +307,10 @@ class RayEngine:
             cause = error.cause
             raise cause if isinstance(cause, EngineError) else EngineError(f"{type(cause).__name__}: {cause}") from None
         except (errors.RayActorError, errors.ObjectLostError, errors.RuntimeEnvSetupError) as error:
-            raise EngineDead(_first_line(error)) from None
+            raise EngineDead(first_line(error)) from None
 
 
-class LearnerHost:
-    """A place in the cluster for each rank of the learner, and the ranks in them: a `RankHost` of the learners.
-
-    Ray restarts no rank (`max_restarts=0`): its part of the weights is gone, so all begin anew at a checkpoint.
-    """
-
-    def __init__(self, ranks: int, source: Path, *, is_on_gpu: bool = False) -> None:
-        """`source`: the model folder that each rank reads first."""
-        import ray  # takes a second, and is not installed everywhere
-
-        self._ray = ray
-        self._source = source
-        self._count = ranks
-        self._is_on_gpu = is_on_gpu
-        self._is_own = _open(ray, ranks)
-        self._group = _reserve(ray, ranks, "ranks", 1, is_on_gpu=is_on_gpu)
-        self._ranks: list[Any] = []
-
-    def start(self) -> None:
-        """End what ranks there are and start all, joined in one process group; LearnerLost when one dies of it."""
-        self._end()
-        scheduling = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        self._ranks = [
-            self._ray.remote(RankActor)
-            .options(
-                num_cpus=0 if self._is_on_gpu else 1,
-                num_gpus=1 if self._is_on_gpu else 0,
-                scheduling_strategy=scheduling(self._group, placement_group_bundle_index=rank),
-                max_restarts=0,
-                runtime_env={"py_executable": sys.executable, "env_vars": RANK},
-            )
-            .remote()
-            for rank in range(self._count)
-        ]
-        [meeting] = self._wait_for([self._ranks[0].find_meeting.remote()])
-        where = (meeting, self._count, str(self._source), self._is_on_gpu)
-        self._wait_for([actor.join.remote(rank, *where) for rank, actor in enumerate(self._ranks)])
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> list[Any]:
-        """What each rank returns; LearnerLost when one died meanwhile."""
-        given = [self._ray.put(argument) for argument in arguments]
-        return self._wait_for([actor.call.remote(method, *given, **named) for actor in self._ranks])
-
-    def close(self) -> None:
-        self._end()
-        self._ray.util.remove_placement_group(self._group)
-        if self._is_own:
-            self._ray.shutdown()
-
-    def pids(self) -> list[int]:
-        """The process of each rank."""
-        return self._wait_for([actor.pid.remote() for actor in self._ranks])
-
-    def _end(self) -> None:
-        for actor in self._ranks:
-            self._ray.kill(actor)
-        self._ranks = []
-
-    def _wait_for(self, answers: Sequence[Any]) -> list[Any]:
-        """All answers. Where one is an error the others get a moment: a rank that died is often seen by them first."""
-        left = list(answers)
-        while left:
-            done, left = self._ray.wait(left, num_returns=1)
-            error = self._error_of(done[0])
-            if error is None:
-                continue
-            more, _ = self._ray.wait(left, num_returns=len(left), timeout=DEATH_S) if left else ([], [])
-            errors = [error, *filter(None, map(self._error_of, more))]
-            if lost := [e for e in errors if isinstance(e, self._ray.exceptions.RayActorError)]:
-                raise LearnerLost(f"a rank of the learner is gone: {_first_line(lost[0])}") from None
-            raise getattr(error, "cause", None) or error
-        found: list[Any] = self._ray.get(list(answers))
-        return found
-
-    def _error_of(self, answer: Any) -> Exception | None:
-        try:
-            self._ray.get(answer)
-        except self._ray.exceptions.RayError as error:
-            return error
-        return None
-
-
-class RankActor:
-    """What runs in a rank's process."""
-
-    def find_meeting(self) -> str:
-        """Where the ranks meet: a free port here, asked of the first one."""
-        import ray
-
-        address: str = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return f"tcp://{address}:{probe.getsockname()[1]}"
-
-    def join(self, rank: int, meeting: str, ranks: int, source: str, is_on_gpu: bool) -> None:
-        import torch
-
-        from trainer.pipeline import prepare_libraries
-        from trainer.policy.learners import OwnLearner
-        from trainer.policy.parallel import CPU, GPU
-
-        prepare_libraries(1)
-        if is_on_gpu:
-            torch.cuda.set_device(0)  # Ray shows each rank its own only
-        backend = "nccl" if is_on_gpu else "gloo"
-        torch.distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
-        self._learner = OwnLearner.shard(Path(source), GPU if is_on_gpu else CPU)
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        return getattr(self._learner, method)(*arguments, **named)
-
-    def pid(self) -> int:
-        return os.getpid()
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Ray's own text is pages long. That of an engine that never came up says why in its last line."""
     cause = getattr(error, "cause", None)
     lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]

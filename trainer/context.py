@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from transformers import Qwen3ForCausalLM
-
 from contracts.events import CheckpointWritten, LogLevel, ResumePoint
 from contracts.recipe import CurateStage, Recipe, RlStage, SftStage
 from trainer.analysis.tokens import MarkSettings, TokenAnalysis, analyze
@@ -30,9 +28,8 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Policy:
-    """What is trained. `model`: what engines are given; it is the learner's own where that is in this process."""
+    """What is trained."""
 
-    model: Qwen3ForCausalLM
     learner: Learner
     version: int = 0
 
@@ -105,19 +102,22 @@ class RunContext:
         """
         for losses in range(1, MAX_LOSSES + 1):
             try:
-                if losses > 1 and self.training is not None:
-                    self._start_learner_again(self.training, done)
+                if losses > 1:
+                    self._start_learner_again(done)
                 return work()
             except LearnerLost as lost:
                 self.reporter.log(LogLevel.WARNING, str(lost))
         raise LearnerLost(f"ranks of the learner died {MAX_LOSSES} times in the same step")
 
-    def _start_learner_again(self, training: Training, done: int) -> None:
-        learner = self.policy.learner
+    def _start_learner_again(self, done: int) -> None:
+        learner, training = self.policy.learner, self.training
         learner.restart()
         newest = self.checkpoints.recover().checkpoint
         folder = newest.path if newest else self.places.resolve(self.recipe.model)
         learner.restore(folder)
+        if training is None:
+            self.reporter.log(LogLevel.WARNING, f"the learner goes on from {folder.name}")
+            return
         first = _count_done(newest, training.index) + 1
         self._prepare_learner(training, first - 1)
         again = f", then steps {first} to {done} of the stage again" if first <= done else ""
@@ -127,7 +127,7 @@ class RunContext:
 
     def publish(self) -> None:
         """The policy to the engines."""
-        self.policy.learner.copy_weights(self.policy.model)
+        self.policy.learner.offer()
         self.sampler.publish(self.policy.version)
 
     def begin_step(self, index: int, stage: SftStage | RlStage, stage_step: int) -> None:

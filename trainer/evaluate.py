@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -15,7 +16,6 @@ from trainer.data.problems import load_problems
 from trainer.files import evaluation_shard, held_out_file
 from trainer.measure import is_right, tool_error_ratio
 from trainer.outage import Occasion
-from trainer.policy.model import load_weights
 from trainer.rollout.agent import RolloutRequest
 from trainer.rollout.rows import Credit
 from trainer.rollout.trajectory import Problem, Trajectory
@@ -53,7 +53,7 @@ def run_evaluate(context: RunContext, index: int, stage: EvaluateStage) -> None:
     for number, name in enumerate(stage.checkpoints, start=1):
         label, folder = _find_checkpoint(context, name)
         context.reporter.doing = f"{stage.name}: {label}"
-        load_weights(context.policy.model, folder)
+        context.on_learner(partial(context.policy.learner.offer, folder), done=0)
         context.sampler.publish(context.policy.version + number)
         result = evaluate_policy(
             context, problems, Plan(index, stage.name, number, f"{number}-{label}", stage.k, stage.sampling)

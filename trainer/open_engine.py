@@ -1,4 +1,4 @@
-"""The engine a recipe asks for: in this process, or vLLM's in processes of their own."""
+"""The engine a recipe without GPUs asks for: in this process, or vLLM's in processes of their own."""
 
 import copy
 from pathlib import Path
@@ -11,7 +11,6 @@ from contracts.recipe import Recipe
 from trainer.cluster import EngineHost
 from trainer.reporter import Reporter
 from trainer.rollout.engine_pool import EnginePool
-from trainer.rollout.nccl_weights import NcclWeights
 from trainer.rollout.remote import EngineSettings
 from trainer.rollout.scheduled_engine import ScheduledEngine
 from trainer.rollout.torch_engine import TorchEngine
@@ -28,13 +27,12 @@ def open_engine(
     if not recipe.engines:
         return _open_own(model, max_context, is_apart=recipe.max_staleness > 0 and recipe.ranks == 1)
     context = min(max_context, int(model.config.max_position_embeddings))
-    is_on_gpu, workers = recipe.gpus > 0, recipe.workers_per_engine
-    settings = EngineSettings(str(source), context, is_on_gpu, tensor_parallel=workers, max_running=MAX_BATCH)
+    settings = EngineSettings(str(source), context, max_running=MAX_BATCH)
     host = EngineHost(recipe.engines, settings, spare=recipe.ranks if recipe.ranks > 1 else 0)
     return EnginePool(
         host,
         recipe.engines,
-        NcclWeights(model, workers) if is_on_gpu else SharedWeights(model, exchange_file(out, "engines")),
+        SharedWeights(model, exchange_file(out, "engines")),
         max_context=context,
         vocab_size=int(model.config.vocab_size),
         tell=lambda text: reporter.log(LogLevel.WARNING, text),

@@ -1,12 +1,13 @@
-"""The learner a recipe asks for: in this process, or ranks in processes of their own."""
+"""The learner a recipe without GPUs asks for: in this process, or ranks in processes of their own."""
 
 from pathlib import Path
 
 from transformers import Qwen3ForCausalLM
 
 from contracts.recipe import Recipe
-from trainer.cluster import LearnerHost
+from trainer.policy.handover import OwnCopy
 from trainer.policy.learners import Learner, OwnLearner, RemoteLearner
+from trainer.ranks import LearnerHost
 from trainer.rollout.weights import exchange_file
 
 
@@ -15,4 +16,5 @@ def open_learner(recipe: Recipe, model: Qwen3ForCausalLM, source: Path, out: Pat
     room for them."""
     if recipe.ranks == 1:
         return OwnLearner(model, source)
-    return RemoteLearner(LearnerHost(recipe.ranks, source), exchange_file(out, "ranks"))
+    host = LearnerHost(recipe.ranks, source)
+    return RemoteLearner(host, OwnCopy(host, model, exchange_file(out, "ranks")))

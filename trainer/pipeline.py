@@ -22,15 +22,17 @@ from trainer.evaluate import run_evaluate
 from trainer.files import VERSIONS_FILE, done_file, held_out_file, train_file
 from trainer.inputs import list_versions, note_curated
 from trainer.open_engine import open_engine
+from trainer.open_gpus import open_on_gpus
 from trainer.open_learner import open_learner
 from trainer.policy.checkpoint import CheckpointStore, Recovery
+from trainer.policy.learners import Learner
 from trainer.policy.model import load_model
-from trainer.refusal import RunRefused, list_differences
+from trainer.refusal import list_differences
 from trainer.reporter import Reporter
 from trainer.rl import run_rl
 from trainer.rollout.agent import Grader, Tool
 from trainer.rollout.chat import Chat, open_chat
-from trainer.sampler import Sampler, Stopped
+from trainer.sampler import OwnEngine, Sampler, Stopped
 from trainer.seeds import derive_seed, seed_generators
 from trainer.sft import run_sft
 from trainer.store import Places
@@ -71,20 +73,12 @@ def run_pipeline(
 
 
 def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, runner: asyncio.Runner) -> RunContext:
-    if recipe.gpus:
-        raise RunRefused(
-            f"the recipe is laid out for {recipe.gpus} GPUs and this trainer runs on CPUs only; "
-            "`python -m trainer explain RECIPE` prints what the run would need, gpus: 0 runs it here"
-        )
     source = places.resolve(recipe.model)
-    model = load_model(source)
     longest = max(
         (s.sampling.max_response_tokens for s in recipe.stages if _samples(s)),
         default=1024,
     )
-    engine = open_engine(
-        recipe, model, source, out=places.out, max_context=longest + MAX_PROMPT_TOKENS, reporter=reporter
-    )
+    engine, learner = _open_engine_and_learner(recipe, source, places.out, longest + MAX_PROMPT_TOKENS, reporter)
     chat = open_chat(source)
     sampler = Sampler(runner, engine, chat, tool=parts.make_tool(chat), grader=parts.grader)
     context = RunContext(
@@ -92,7 +86,7 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
         places=places,
         reporter=reporter,
         sampler=sampler,
-        policy=Policy(model, open_learner(recipe, model, source, places.out)),
+        policy=Policy(learner),
         checkpoints=CheckpointStore(places.out),
     )
     recovery = context.restore_policy()
@@ -107,12 +101,22 @@ def _open_run(recipe: Recipe, places: Places, reporter: Reporter, parts: Parts, 
             git_commit=_git_commit(),
         )
     )
-    if recipe.ranks > 1:
+    if recipe.ranks > 1 and not recipe.gpus:
         reporter.log(LogLevel.INFO, f"the learner is {recipe.ranks} ranks, each a Ray actor with its part of the model")
     _warn_of_faults(context, recovery)
     _warn_of_other_versions(context)
     context.tell_untold_checkpoints()
     return context
+
+
+def _open_engine_and_learner(
+    recipe: Recipe, source: Path, out: Path, max_context: int, reporter: Reporter
+) -> tuple[OwnEngine, Learner]:
+    if recipe.gpus:
+        return open_on_gpus(recipe, source, out=out, max_context=max_context, reporter=reporter)
+    model = load_model(source)
+    engine = open_engine(recipe, model, source, out=out, max_context=max_context, reporter=reporter)
+    return engine, open_learner(recipe, model, source, out)
 
 
 def _samples(stage: AnyStage) -> TypeGuard[CurateStage | RlStage | EvaluateStage]:
@@ -195,9 +199,12 @@ def _git_commit() -> str:
     return found.stdout.strip()
 
 
-def prepare_libraries(threads: int) -> None:
-    """One thread by default: the sandbox and the engine's bookkeeping want the other core. No progress bars."""
+def prepare_libraries(threads: int, *, is_deterministic: bool = True) -> None:
+    """One thread by default: the sandbox and the engine's bookkeeping want the other core. No progress bars.
+
+    `is_deterministic` False: on GPUs, where some of what is used has no other way.
+    """
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(is_deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # we read what we write
     disable_progress_bar()

@@ -290,12 +290,12 @@ def _learn(
         return None
     learn = partial(_update, context, index, stage, samples, stage_step)
 
-    def learn_and_copy() -> LearnReport:
+    def learn_and_offer() -> LearnReport:
         made = _beside(context, stage, learn)
-        context.policy.learner.copy_weights(context.policy.model)
+        context.policy.learner.offer()
         return made
 
-    report = context.on_learner(learn_and_copy, done=stage_step - 1)
+    report = context.on_learner(learn_and_offer, done=stage_step - 1)
     context.policy.version += 1
     for rollout, entropies in zip(learned, report.entropies, strict=True):
         if is_bound(rollout.trajectory):

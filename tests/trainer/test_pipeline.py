@@ -137,13 +137,6 @@ def test_a_failure_is_recorded_with_its_reason(tmp_path: Path, monkeypatch: pyte
     assert "Traceback" in errors[0]
 
 
-def test_a_recipe_for_gpus_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = TinyRun(tmp_path / "gpus", monkeypatch)
-    run.recipe = run.recipe.model_copy(update={"gpus": 64})
-    assert run.start() is Outcome.FAILED
-    assert "laid out for 64 GPUs and this trainer runs on CPUs only" in run.payloads("run_ended")[0].reason
-
-
 def _fail(context: object, index: int, stage: CurateStage) -> None:
     raise ValueError("no luck")
 

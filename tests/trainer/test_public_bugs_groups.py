@@ -105,7 +105,7 @@ def test_a_rollout_without_a_token_is_counted_and_not_learned_from():
         learned.extend(len(sample.row.response_ids) for sample in samples)
         return SimpleNamespace(entropies=[None] * len(samples))
 
-    learner = SimpleNamespace(learn=learn, copy_weights=lambda model: None)
+    learner = SimpleNamespace(learn=learn, offer=lambda: None)
     context: Any = SimpleNamespace(
         recipe=SimpleNamespace(seed=1),
         policy=SimpleNamespace(model=None, learner=learner, version=0),

@@ -16,11 +16,12 @@ import pytest
 from contracts.events import LogLevel, Outcome
 from tests.trainer.pipeline_run import RL, STAGES, TinyRun, assert_equal
 from trainer import pipeline, rl
-from trainer.cluster import LearnerHost
 from trainer.context import MAX_LOSSES
+from trainer.policy.handover import OwnCopy
 from trainer.policy.learners import OwnLearner, RemoteLearner
 from trainer.policy.model import load_model
 from trainer.policy.rank_host import LearnerLost
+from trainer.ranks import LearnerHost
 from trainer.rollout.weights import exchange_file
 
 SAMPLING = {"max_response_tokens": 48, "max_turns": 2, "temperature": 1.0}
@@ -64,7 +65,7 @@ def start_with(run: TinyRun, patch: pytest.MonkeyPatch, deaths: set[tuple[str, i
 
     def open_learner(recipe: Any, model: Any, source: Path, out: Path) -> RemoteLearner:
         hosts.append(OneRank(source, deaths))
-        return RemoteLearner(hosts[0], exchange_file(out, "ranks"))
+        return RemoteLearner(hosts[0], OwnCopy(hosts[0], model, exchange_file(out, "ranks")))
 
     patch.setattr(pipeline, "open_learner", open_learner)
     run.outcome = run.start()  # type: ignore[attr-defined]
@@ -178,7 +179,7 @@ def test_two_ranks_in_actors_make_the_same_run_and_survive_a_death(
 
     def learn(context: Any, index: int, *args: Any, stage_step: int) -> Any:
         if (index, stage_step) == (2, 5) and not killed:
-            killed.append(hosts[-1].pids()[1])
+            killed.append(hosts[-1].places()[1].pid)
             os.kill(killed[0], signal.SIGKILL)
         if index == 3 and run.reporter is not None:
             run.reporter.request_stop()

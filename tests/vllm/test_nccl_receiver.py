@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 from tests.trainer.tiny import make_model
 from trainer.cluster import ENGINE_PYTHON
+from trainer.policy.learners import OwnLearner
 from trainer.rollout.nccl_weights import NcclWeights
+from trainer.rollout.offer import read_offer
 from trainer.rollout.remote import UpdateReport
 
 ROOT = Path(__file__).parents[2]
@@ -43,16 +45,32 @@ class Receiver:
         await self.process.stdin.drain()
 
 
+class Driverless:
+    """`Sender` in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def make_identity(self) -> bytes:
+        return bytes(128)
+
+    async def join(self, identity: bytes, size: int) -> None:
+        meeting = f"file://{self.folder}/meeting"
+        await asyncio.to_thread(dist.init_process_group, "gloo", init_method=meeting, rank=0, world_size=size)
+
+    async def send(self, path: Path, shapes: Sequence[Sequence[int]]) -> None:
+        for tensor in read_offer(path, shapes):
+            await asyncio.to_thread(dist.broadcast, tensor.view(torch.uint8), 0)
+
+    def restart(self) -> None:
+        raise AssertionError("nothing is lost here")
+
+
 def test_the_receiver_of_vllm_loads_every_weight(tmp_path: Path) -> None:
-    class Gloo:
-        def __init__(self, identity: bytes, size: int) -> None:
-            dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=size)
-
-        def broadcast(self, tensor: torch.Tensor) -> None:
-            dist.broadcast(tensor.contiguous().view(torch.uint8), 0)
-
     model = make_model()
-    weights = NcclWeights(model, 1, join=Gloo, make_identity=lambda: bytes(128))
+    offer = OwnLearner(model, tmp_path).lay_out(tmp_path / "offer")
+    assert offer is not None
+    weights = NcclWeights(lambda: offer, Driverless(tmp_path), workers=1, vocabulary=int(model.config.vocab_size))
     engine: Any = Receiver(tmp_path)
     try:
         (report,) = asyncio.run(weights.deliver(weights.snapshot(4), [engine]))

@@ -4,23 +4,26 @@ A stage asks a `Learner` and does not know which it is. `OwnLearner` is also wha
 collective: all ranks of the process group call them, in the same order and with the same arguments.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import Qwen3ForCausalLM
 
 from contracts.recipe import RlStage
 from trainer.algorithm.logprobs import TokenScores
 from trainer.algorithm.packing import Row
 from trainer.policy.checkpoint import CheckpointStore, Counters, Written, has_optimizer, load_optimizer
+from trainer.policy.handover import Handover
 from trainer.policy.learner import LearnReport, Sample, imitate, learn
 from trainer.policy.model import compute_scores, load_model, load_weights
 from trainer.policy.optimizer import make_optimizer
 from trainer.policy.parallel import Layout, gather_weights, ranks_of, shard_model
 from trainer.policy.rank_host import LearnerLost, RankHost
+from trainer.rollout.offer import Offer, write_offer
+from trainer.rollout.weights import draw_probe
 
 
 class Learner(Protocol):
@@ -50,8 +53,9 @@ class Learner(Protocol):
 
     def save(self, store: CheckpointStore, counters: Counters) -> Written: ...
 
-    def copy_weights(self, model: Qwen3ForCausalLM) -> None:
-        """Bring `model`, which engines read, up to the policy."""
+    def offer(self, folder: Path | None = None) -> None:
+        """What engines get when a version is published: the policy as it is now, or the weights of a checkpoint, which
+        may take the policy's place until the next `restore`."""
         ...
 
     def restart(self) -> None:
@@ -105,10 +109,33 @@ class OwnLearner:
     def save(self, store: CheckpointStore, counters: Counters) -> Written:
         return store.write(self.model, self.optimizer, counters, self.source)
 
-    def copy_weights(self, model: Qwen3ForCausalLM) -> None:
-        """Nothing to do where it is the same model, as in the trainer's process."""
-        if model is not self.model:
-            raise ValueError("engines read another model than this learner's")
+    def offer(self, folder: Path | None = None) -> None:
+        """The engine reads this very model."""
+        if folder is not None:
+            self.load(folder)
+
+    def load(self, folder: Path) -> None:
+        """The weights alone."""
+        load_weights(self.model, folder)
+
+    def lay_out(self, path: Path) -> Offer | None:
+        """Each weight whole, one at a time, by the first rank into a file beside it, and what engines that are given
+        it must agree on; None on the others."""
+        parameters = dict(self.model.named_parameters())
+        vocabulary = int(self.model.config.vocab_size)
+        first, *others = draw_probe(vocabulary)
+        probe = self.score([Row([first], others, [1] * len(others))], 1.0)[0].logprobs.tolist()
+        whole = ((name, weight) for name, weight in gather_weights(self.model) if name in parameters)
+        if ranks_of(self.model).rank > 0:
+            deque(whole, maxlen=0)  # takes its part in the gathering
+            return None
+        size = sum(weight.numel() for weight in parameters.values())
+        return write_offer(path, whole, size=size, vocabulary=vocabulary, probe_logprobs=probe)
+
+    def remove(self, paths: Sequence[Path]) -> None:
+        """Files that were laid out."""
+        for path in paths:
+            path.unlink(missing_ok=True)
 
     def write_weights(self, path: Path) -> None:
         """Each weight whole, by the first rank, into a safetensors file; tied ones under their first name."""
@@ -125,11 +152,11 @@ class OwnLearner:
 
 
 class RemoteLearner:
-    """The ranks of `host`, as one. `exchange`: a file that they and this process see, best in memory."""
+    """The ranks of `host`, as one. `handover`: how what they have learned gets to the engines."""
 
-    def __init__(self, host: RankHost, exchange: Path) -> None:
+    def __init__(self, host: RankHost, handover: Handover) -> None:
         self._host = host
-        self._exchange = exchange
+        self._handover = handover
         host.start()
 
     def restore(self, folder: Path) -> None:
@@ -157,16 +184,12 @@ class RemoteLearner:
         written: Written = self._host.call("save", store, counters)[0]
         return written
 
-    @torch.no_grad()
-    def copy_weights(self, model: Qwen3ForCausalLM) -> None:
-        self._host.call("write_weights", self._exchange)
-        found = load_file(self._exchange)
-        self._exchange.unlink()
-        for name, parameter in model.named_parameters():
-            parameter.copy_(found[name])
+    def offer(self, folder: Path | None = None) -> None:
+        self._handover.offer(folder)
 
     def restart(self) -> None:
         self._host.start()
 
     def close(self) -> None:
+        self._handover.close()
         self._host.close()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig, Qwen3ForCausalLM
 
 from trainer.algorithm.logprobs import TokenScores
 from trainer.algorithm.packing import Row, balance_rows, pack_rows, split_micro_batches
@@ -51,6 +51,13 @@ def load_model(folder: Path) -> Qwen3ForCausalLM:
     if not isinstance(model, Qwen3ForCausalLM | LlamaForCausalLM):
         raise ModelError(f"{folder} holds a {type(model).__name__}; the embedded engine runs Qwen3 and Llama models")
     return cast(Qwen3ForCausalLM, model.eval())
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """Of a model whose weights this process does not need."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is no model folder: it has no config.json")
+    return AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
 def save_model(model: Qwen3ForCausalLM, folder: Path, source: Path) -> None:

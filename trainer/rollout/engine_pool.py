@@ -37,10 +37,11 @@ MAX_SILENCES = 3  # in a row; one alone may be the learner holding the loop
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """The place of one engine. `holds`: the snapshot it was last given, None before it is ready."""
+    """The place of one engine. `is_up`: it has started. `holds`: the snapshot it was last given, None before that."""
 
     number: int
     engine: RemoteEngine
+    is_up: bool = False
     holds: Snapshot | None = None
     pending: int = 0
     failed_starts: int = 0
@@ -233,27 +234,26 @@ class EnginePool:
             await engine.facts()
             slot.load = await engine.load()
         except EngineError as error:
-            slot.failed_starts += 1
             self._lose(slot, engine, str(error))
             return
-        async with self._lock:
-            if self._snapshot is not None and slot.engine is engine:
-                await self._update([slot], self._snapshot)
-        if slot.holds is not None:
-            slot.failed_starts = 0
+        if slot.engine is engine:
+            slot.is_up = True
+        if self._snapshot is not None:
+            await self._update_stale()
         self._notify()
-        await self._update_stale()  # what was published meanwhile
 
     async def _update_stale(self) -> None:
         """Bring every engine that is up to the newest snapshot; nothing to do is the usual case."""
         if self._snapshot is None:
             raise EngineError("the engines were given no weights: publish comes first")
-        if not any(slot.holds is not None and slot.holds is not self._snapshot for slot in self._slots):
+        if not self._stale():
             return
         async with self._lock:
-            stale = [slot for slot in self._slots if slot.holds is not None and slot.holds is not self._snapshot]
-            if stale:
+            if stale := self._stale():
                 await self._update(stale, self._snapshot)
+
+    def _stale(self) -> list[_Slot]:
+        return [slot for slot in self._slots if slot.is_up and slot.holds is not self._snapshot]
 
     async def _update(self, slots: Sequence[_Slot], snapshot: Snapshot) -> None:
         """All of them pause, load, resume together: none samples on with the old weights while another has the new.
@@ -286,7 +286,7 @@ class EnginePool:
         await on_all(lambda slot: slot.engine.resume())
         await on_all(probe)
         for slot in left:
-            slot.holds = snapshot
+            slot.holds, slot.failed_starts = snapshot, 0
             if slot.load is not None:
                 self._queue.engine_ready(slot.number, snapshot.version, slot.load)
 
@@ -295,7 +295,8 @@ class EnginePool:
         if slot.engine is not engine or self._fault is not None:
             return
         engine.kill()
-        slot.holds, slot.load = None, None
+        slot.failed_starts += slot.holds is None
+        slot.is_up, slot.holds, slot.load = False, None, None
         self._queue.engine_died(slot.number)
         if slot.is_given_up:
             self._tell(f"{slot.name} could not be started {slot.failed_starts} times in a row: {why[:500]}")

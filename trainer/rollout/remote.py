@@ -28,10 +28,11 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a started engine says of itself: vLLM's version and its process."""
+    """What a started engine says of itself: vLLM's version, its process and the GPUs that it sees."""
 
     version: str
     pid: int
+    gpus: str = ""
 
 
 @dataclass(frozen=True, slots=True)

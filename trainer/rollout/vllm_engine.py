@@ -42,6 +42,7 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from contracts.trajectory import EntropyKind, VersionSpan
 from trainer.analysis.entropy import bound_entropy
+from trainer.devices import visible_devices
 from trainer.rollout.engine import (
     EngineError,
     EngineLoad,
@@ -151,7 +152,7 @@ class VllmEngine:
 
     async def facts(self) -> EngineFacts:
         """Answers when the engine is ready."""
-        return EngineFacts(version=vllm.__version__, pid=os.getpid())
+        return EngineFacts(vllm.__version__, os.getpid(), visible_devices(os.environ) or "")
 
     async def generate(self, request_id: str, ids: Sequence[int], spec: SamplingSpec) -> Generation:
         """One turn; EngineError for what can never be generated."""

@@ -84,27 +84,21 @@ def exchange_file(out: Path, readers: str) -> Path:
 
 
 class Guards:
-    """What engines must agree on with a model. `is_whole`: an engine holds its parameters in one piece.
+    """What engines must agree on with a model. `is_whole`: an engine holds its parameters in one piece."""
 
-    `dtype`: what engines keep them in; in bfloat16 both sides round, and the probe's limit is a guess.
-    """
-
-    def __init__(self, model: Qwen3ForCausalLM, *, is_whole: bool = True, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: Qwen3ForCausalLM, *, is_whole: bool = True) -> None:
         self._model = model
-        self._dtype = dtype
+        self._is_whole = is_whole
         vocabulary = int(model.config.vocab_size)
-        draw = np.random.default_rng(0)
-        self._probe_ids = [int(i) for i in draw.integers(vocabulary, size=PROBE_TOKENS)]
-        names = [n for n, p in model.named_parameters() if _is_checkable(n, p, vocabulary)]
-        self._checkable = [n for n in names if is_whole or n.endswith("norm.weight")]
+        self._probe_ids = draw_probe(vocabulary)
+        self._checkable = [n for n, p in model.named_parameters() if is_checkable(n, p, vocabulary)]
 
     def describe(self, version: int, info: dict[str, Any]) -> Snapshot:
         """A snapshot of the model as it is now."""
         parameters = dict(self._model.named_parameters())
-        names = np.random.default_rng(version).permutation(self._checkable)[:CHECKED_TENSORS]
-        checksums = {str(name): _digest(parameters[str(name)].detach().to(self._dtype)) for name in names}
-        limit = PROBE_LIMIT if self._dtype is torch.float32 else ROUNDED_PROBE_LIMIT
-        return Snapshot(version, info, checksums, self._probe_ids, self._score_probe(), limit)
+        names = choose_checked(version, self._checkable, is_whole=self._is_whole)
+        checksums = {name: digest(parameters[name].detach()) for name in names}
+        return Snapshot(version, info, checksums, self._probe_ids, self._score_probe())
 
     @torch.no_grad()
     def _score_probe(self) -> list[float]:
@@ -142,12 +136,24 @@ def update_all(snapshot: Snapshot, engines: Sequence[RemoteEngine]) -> list[Coro
     return [e.update(snapshot.info, snapshot.version, list(snapshot.checksums)) for e in engines]
 
 
-def _is_checkable(name: str, parameter: Tensor, vocabulary: int) -> bool:
+def draw_probe(vocabulary: int) -> list[int]:
+    """The ids [PROBE_TOKENS] that every version is asked about."""
+    return [int(i) for i in np.random.default_rng(0).integers(vocabulary, size=PROBE_TOKENS)]
+
+
+def choose_checked(version: int, checkable: Sequence[str], *, is_whole: bool) -> list[str]:
+    """Parameters that are compared at this version: others each time. `is_whole`: engines hold them in one piece."""
+    names = [name for name in checkable if is_whole or name.endswith("norm.weight")]
+    return [str(name) for name in np.random.default_rng(version).permutation(names)[:CHECKED_TENSORS]]
+
+
+def is_checkable(name: str, parameter: Tensor, vocabulary: int) -> bool:
     """Whether vLLM holds the parameter under the same name in the same shape: projections are fused and packed."""
     if name.endswith("embed_tokens.weight"):
         return vocabulary % VOCABULARY_PADDING == 0 and 4 * parameter.numel() <= CHECKED_BYTES
     return name.endswith("norm.weight")
 
 
-def _digest(tensor: Tensor) -> str:
+def digest(tensor: Tensor) -> str:
+    """sha256 of its values as float32."""
     return hashlib.sha256(tensor.float().cpu().contiguous().numpy().tobytes()).hexdigest()
