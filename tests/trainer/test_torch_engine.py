@@ -221,13 +221,14 @@ async def test_stop_id_ends_the_turn_and_is_its_last_token(model):
     assert found.finish is FinishReason.STOP
 
 
-async def test_an_update_of_the_weights_is_seen_at_once(model):
+async def test_an_update_of_the_weights_is_seen_when_its_version_is_set(model):
     engine = TorchEngine(model, max_batch=4, max_context=CONTEXT)
     ids = prompt(10, 0)
     before = await engine.generate(ids, spec(10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     model(torch.tensor([ids])).logits.logsumexp(-1).sum().backward()
     optimizer.step()
+    assert await engine.generate(ids, spec(10)) == before
     engine.set_version(1)
     after = await engine.generate([*ids, *before.ids], spec(10))
     assert (before.policy_version, after.policy_version) == (0, 1)

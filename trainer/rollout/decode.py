@@ -4,7 +4,7 @@ What is computed at a position depends on the tokens up to it and on nothing els
 rows, not on whether it was fed alone, with its prompt or after a tool's response. So a rollout is a function of
 weights, prompt and seed (docs/decisions/resume.md says what makes it so and what it costs).
 
-Reads the weights of the model where they are (views, no copies), so an in-place optimizer update is seen at once.
+Computes with copies of the weights, packed for products (`packed_linear.py`); `read_weights` takes them anew.
 Equal to transformers' forward within float32 rounding; `test_torch_engine` holds log-probabilities to 1e-5.
 """
 
@@ -14,45 +14,33 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
+
+from trainer.rollout.packed_linear import PackedLinear, pad_rows
 
 CHUNK = 128  # tokens of a row fed at once: bounds the attention scores of a long prompt
-TILE = 16  # tokens are multiplied with the weights in whole tiles,
-QUERIES = 4  # and queries with the keys in whole fours: products of fewer rows have kernels that sum in another order
+QUERIES = 4  # queries times keys in whole fours: products of fewer rows have kernels that sum in another order
 KEY_BLOCK = 128  # values summed in one product: longer sums are split where their length says
 VECTOR = 16  # floats: what is summed is padded with zeros to whole vectors
 
 
-class _Linear(NamedTuple):
-    weight: Tensor  # [in, out]
-    bias: Tensor | None
-
-
-class _Norm(NamedTuple):
-    weight: Tensor
-    eps: Tensor  # []
-
-
 class _Layer(NamedTuple):
-    """Views of a layer's weights: looking them up in modules at every step costs as much as a small product."""
+    """A layer's weights, packed. The weights of the norms before `qkv`, `gate` and `up` are in those."""
 
-    attention_norm: _Norm
-    qkv: tuple[_Linear, _Linear, _Linear]
-    q_norm: _Norm | None
-    k_norm: _Norm | None
-    out: _Linear
-    mlp_norm: _Norm
-    gate: _Linear
-    up: _Linear
-    down: _Linear
+    qkv: PackedLinear
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
+    out: PackedLinear
+    gate: PackedLinear
+    up: PackedLinear
+    down: PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What all layers of one step share. count = rows x tokens; n: count in whole tiles; Q: queries of a
+    """What all layers of one step share. count = rows x tokens; n: count as padded by `pad_rows`; Q: queries of a
     key-value head in whole fours; keys: the longest row, padded."""
 
     rows: int
@@ -62,7 +50,6 @@ class _Step:
     sin: Tensor  # the same, its first half negated
     bias: Tensor  # [rows * kv_heads, Q, keys], or [.., 1, keys] where all queries see the same: 0 or -inf
     slots: Tensor  # [count * 2 * kv_heads]: where keys and values go, counted in heads of the flat cache
-    qkv: Tensor  # [n, heads + 2 * kv_heads, head_dim]
     queries: Tensor  # [rows * kv_heads, Q, head_dim]; its padding stays 0
     mixed: Tensor  # [n, heads * head_dim]; its padding is never read
 
@@ -79,17 +66,39 @@ class Decode:
         self.kv_heads = int(config.num_key_value_heads or config.num_attention_heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self.max_context = max_context
-        self._layers = [_view_layer(layer) for layer in model.model.layers]
-        self._embeddings = model.model.embed_tokens.weight.detach()
-        self._norm = _view_norm(model.model.norm)
-        self._head = _view(model.lm_head)
+        self._model = model
+        self._eps = torch.tensor(config.rms_norm_eps)
+        self.read_weights()
         self._key_counts = find_key_counts(self.head_dim)
-        self._spare: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # work space of decode steps, by padded rows
+        self._spare: dict[int, tuple[Tensor, Tensor]] = {}  # work space of decode steps, by padded rows
         with torch.inference_mode():
             positions = torch.arange(max_context + 1)[None]
             cos, sin = model.model.rotary_emb(torch.zeros(1, 1, dtype=torch.float32), positions)
             self._cos, self._sin = cos[0].clone(), sin[0].clone()
             self._sin[:, : self.head_dim // 2].neg_()
+
+    @torch.inference_mode()
+    def read_weights(self) -> None:
+        """Those of the model as they are now, copied."""
+        inner = self._model.model
+        self._embeddings = inner.embed_tokens.weight.clone()
+        self._layers = [self._pack(layer) for layer in inner.layers]
+        self._head = PackedLinear([self._model.lm_head], inner.norm.weight)
+
+    def _pack(self, layer: Qwen3DecoderLayer | LlamaDecoderLayer) -> _Layer:
+        attention, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm.weight
+        qk_norm = None
+        if isinstance(attention, Qwen3Attention):
+            q, k = attention.q_norm.weight, attention.k_norm.weight
+            qk_norm = torch.cat((q.expand(self.heads, -1), k.expand(self.kv_heads, -1)))
+        return _Layer(
+            qkv=PackedLinear([attention.q_proj, attention.k_proj, attention.v_proj], layer.input_layernorm.weight),
+            qk_norm=qk_norm,
+            out=PackedLinear([attention.o_proj]),
+            gate=PackedLinear([mlp.gate_proj], norm),
+            up=PackedLinear([mlp.up_proj], norm),
+            down=PackedLinear([mlp.down_proj]),
+        )
 
     def new_cache(self, rows: int) -> Tensor:
         """Zeros [2, layers, rows, kv_heads, tokens, head_dim]; the last tokens are a bin for padding.
@@ -111,17 +120,17 @@ class Decode:
         if tokens == 1:
             last = self._hidden(cache, ids, starts, counts, first)
         else:
-            last = torch.zeros(_whole_tiles(rows), self._embeddings.shape[1])
+            last = torch.zeros(pad_rows(rows), self._embeddings.shape[1])
             for begin in range(0, tokens, CHUNK):
                 chunk = ids[:, begin : begin + CHUNK]
                 hidden = self._hidden(cache, chunk, starts + begin, counts - begin, first)
                 ends = counts - 1 - begin
                 ends_here = ((ends >= 0) & (ends < CHUNK)).nonzero()[:, 0]
                 last[ends_here] = hidden[ends_here * chunk.shape[1] + ends[ends_here]]
-        return torch.mm(_rms(last, self._norm), self._head.weight)[:rows]
+        return self._head.apply(last * self._inverse_rms(last))[:rows]
 
     def _hidden(self, cache: Tensor, ids: Tensor, starts: Tensor, counts: Tensor, first: int) -> Tensor:
-        """[n, width] after the last layer: the tokens of all rows, one list in whole tiles."""
+        """[n, width] after the last layer: the tokens of all rows, one padded list."""
         step = self._prepare(cache, ids, starts, counts, first)
         hidden = torch.zeros(step.mixed.shape[0], self._embeddings.shape[1])
         hidden[: ids.numel()] = F.embedding(ids.reshape(-1), self._embeddings)
@@ -130,8 +139,9 @@ class Decode:
         by_head = cache.view(2, self.layers, -1, *cache.shape[4:])[:, :, rows, : step.keys]
         layer_heads = heads.shape[0] // (2 * self.layers)
         for index, layer in enumerate(self._layers):
-            self._attend(layer, hidden, step, heads[index * layer_heads :], by_head[0, index], by_head[1, index])
-            _feed_forward(layer, hidden)
+            layer_cache = heads[index * layer_heads :]
+            hidden = self._attend(layer, hidden, step, layer_cache, by_head[0, index], by_head[1, index])
+            hidden = self._feed_forward(layer, hidden)
         return hidden
 
     def _prepare(self, cache: Tensor, ids: Tensor, starts: Tensor, counts: Tensor, first: int) -> _Step:
@@ -143,7 +153,7 @@ class Decode:
         row_heads = torch.arange(first * self.kv_heads, (first + rows) * self.kv_heads).view(rows, 1, self.kv_heads)
         to_keys = row_heads * cache.shape[4] + slots[:, :, None]
         half = cache.numel() // 2 // self.head_dim
-        qkv, queries, mixed = self._space(rows, tokens)
+        queries, mixed = self._space(rows, tokens)
         return _Step(
             rows=rows,
             tokens=tokens,
@@ -152,7 +162,6 @@ class Decode:
             sin=self._sin.index_select(0, slots.view(-1))[:, None],
             bias=self._mask(slots, keys),
             slots=torch.cat((to_keys, to_keys + half), dim=-1).view(-1),
-            qkv=qkv,
             queries=queries,
             mixed=mixed,
         )
@@ -170,46 +179,39 @@ class Decode:
         by_group.masked_fill_(unseen[:, None, None], float("-inf"))
         return bias.view(rows * self.kv_heads, -1, keys)
 
-    def _space(self, rows: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """`qkv`, `queries` and `mixed` of a step. Those of a decode step are used again: their padding is the same."""
-        n = _whole_tiles(rows * tokens)
+    def _space(self, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """`queries` and `mixed` of a step. Those of a decode step are used again: their padding is the same."""
+        n = pad_rows(rows * tokens)
         found = self._spare.get(n) if tokens == 1 else None
         if found is None:
             padded_rows = n if tokens == 1 else rows
             queries = _whole_fours(self.heads // self.kv_heads * tokens)
             found = (
-                torch.zeros(n, self.heads + 2 * self.kv_heads, self.head_dim),
                 torch.zeros(padded_rows * self.kv_heads, queries, self.head_dim),
                 torch.zeros(n, self.heads * self.head_dim),
             )
             if tokens == 1:
                 self._spare[n] = found
-        qkv, spare, mixed = found
-        return qkv, spare[: rows * self.kv_heads], mixed
+        spare, mixed = found
+        return spare[: rows * self.kv_heads], mixed
 
     def _pad_keys(self, longest: int) -> int:
         """The next key count, of those that make no difference."""
         blocks, rest = divmod(longest, KEY_BLOCK)
         return blocks * KEY_BLOCK + (next(count for count in self._key_counts if count >= rest) if rest else 0)
 
-    def _attend(self, layer: _Layer, hidden: Tensor, step: _Step, heads: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Add what attention finds to `hidden`. heads: the flat cache from this layer's keys on; keys and
+    def _attend(
+        self, layer: _Layer, hidden: Tensor, step: _Step, heads: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """`hidden` and what attention finds. heads: the flat cache from this layer's keys on; keys and
         values [rows * kv_heads, keys of the step, head_dim]."""
         rows, tokens, group = step.rows, step.tokens, self.heads // self.kv_heads
         count, rotated = rows * tokens, self.heads + self.kv_heads
-        x = _rms(hidden, layer.attention_norm)
-        flat = step.qkv.view(step.qkv.shape[0], -1)
-        at = 0
-        for part in layer.qkv:
-            width = part.weight.shape[1]
-            _linear(x, part, flat[:, at : at + width])
-            at += width
-        qkv = step.qkv[:count]
+        projected = layer.qkv.apply(hidden * self._inverse_rms(hidden))
+        qkv = projected.view(-1, rotated + self.kv_heads, self.head_dim)[:count]
         to_rotate = qkv[:, :rotated]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            to_rotate.mul_(_inverse_rms(to_rotate, layer.q_norm.eps))
-            qkv[:, : self.heads].mul_(layer.q_norm.weight)
-            qkv[:, self.heads : rotated].mul_(layer.k_norm.weight)
+        if layer.qk_norm is not None:
+            to_rotate.mul_(self._inverse_rms(to_rotate)).mul_(layer.qk_norm)
         swapped = to_rotate.roll(self.head_dim // 2, -1)
         to_rotate.mul_(step.cos).addcmul_(swapped, step.sin)
         heads.index_copy_(0, step.slots, qkv[:, self.heads :].reshape(-1, self.head_dim))
@@ -222,7 +224,16 @@ class Decode:
         out = weigh(torch.softmax(scores, dim=-1), values).view(rows, self.kv_heads, -1, self.head_dim)
         mixed = step.mixed[:count].view(rows, tokens, self.kv_heads, group, self.head_dim)
         mixed.copy_(out[:, :, real].view(by_kv_head).permute(0, 3, 1, 2, 4))
-        _add_linear(hidden, step.mixed, layer.out)
+        return layer.out.apply_plus(step.mixed, hidden)
+
+    def _feed_forward(self, layer: _Layer, hidden: Tensor) -> Tensor:
+        x = hidden * self._inverse_rms(hidden)
+        return layer.down.apply_plus(layer.up.apply_times(x, layer.gate.apply_silu(x)), hidden)
+
+    def _inverse_rms(self, x: Tensor) -> Tensor:
+        """1 / sqrt(mean(x^2) + eps) over the last dimension, which is kept."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return torch.addcmul(self._eps, length, length, value=1 / x.shape[-1]).rsqrt_()
 
 
 def weigh(shares: Tensor, values: Tensor) -> Tensor:
@@ -255,65 +266,5 @@ def find_key_counts(head_dim: int) -> list[int]:
     ]
 
 
-def _feed_forward(layer: _Layer, hidden: Tensor) -> None:
-    x = _rms(hidden, layer.mlp_norm)
-    gate = torch.empty(x.shape[0], layer.gate.weight.shape[1])
-    up = torch.empty_like(gate)
-    _linear(x, layer.gate, gate)
-    _linear(x, layer.up, up)
-    _add_linear(hidden, F.silu(gate, inplace=True).mul_(up), layer.down)
-
-
-def _view_layer(layer: Qwen3DecoderLayer | LlamaDecoderLayer) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    return _Layer(
-        attention_norm=_view_norm(layer.input_layernorm),
-        qkv=(_view(attention.q_proj), _view(attention.k_proj), _view(attention.v_proj)),
-        q_norm=_view_norm(attention.q_norm) if isinstance(attention, Qwen3Attention) else None,
-        k_norm=_view_norm(attention.k_norm) if isinstance(attention, Qwen3Attention) else None,
-        out=_view(attention.o_proj),
-        mlp_norm=_view_norm(layer.post_attention_layernorm),
-        gate=_view(mlp.gate_proj),
-        up=_view(mlp.up_proj),
-        down=_view(mlp.down_proj),
-    )
-
-
-def _view(part: nn.Linear) -> _Linear:
-    return _Linear(part.weight.detach().t(), None if part.bias is None else part.bias.detach())
-
-
-def _view_norm(norm: Qwen3RMSNorm | LlamaRMSNorm) -> _Norm:
-    return _Norm(norm.weight.detach(), torch.tensor(norm.variance_epsilon))
-
-
-def _linear(x: Tensor, part: _Linear, out: Tensor) -> None:
-    if part.bias is None:
-        torch.mm(x, part.weight, out=out)
-    else:
-        torch.addmm(part.bias, x, part.weight, out=out)
-
-
-def _add_linear(hidden: Tensor, x: Tensor, part: _Linear) -> None:
-    hidden.addmm_(x, part.weight)
-    if part.bias is not None:
-        hidden += part.bias
-
-
-def _whole_tiles(count: int) -> int:
-    return -(-count // TILE) * TILE
-
-
 def _whole_fours(count: int) -> int:
     return -(-count // QUERIES) * QUERIES
-
-
-def _rms(x: Tensor, norm: _Norm) -> Tensor:
-    """Qwen3's and Llama's norm over the last dimension."""
-    return (x * _inverse_rms(x, norm.eps)).mul_(norm.weight)
-
-
-def _inverse_rms(x: Tensor, eps: Tensor) -> Tensor:
-    """1 / sqrt(mean(x^2) + eps) over the last dimension, which is kept."""
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.addcmul(eps, length, length, value=1 / x.shape[-1]).rsqrt_()

@@ -56,8 +56,9 @@ class _Request:
 class TorchEngine:
     """`max_batch` rows of `max_context` tokens, float32 on the CPU.
 
-    Weights are read live: an optimizer's in-place update is seen by the next step. Call `set_version`
-    after it, so that no keys and values of the older weights are taken for the new ones'.
+    Call `set_version` after an optimizer's in-place update, before anything else is decoded: it reads the weights
+    anew and sees that no keys and values of the older ones are taken for the new ones'. Torch's own threads
+    (`torch.set_num_threads`) share out the products of a step.
     """
 
     entropy_kind = EntropyKind.FULL
@@ -80,6 +81,7 @@ class TorchEngine:
         """The weights were updated in place. What is still decoding goes on with them from its next token, over the
         keys and values it has; no other row uses those."""
         self.policy_version = version
+        self._decode.read_weights()
         self._rows.forget(len(self._active))
 
     def end_trajectory(self, trajectory: int) -> None:
