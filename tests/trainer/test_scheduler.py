@@ -43,9 +43,9 @@ def test_what_does_not_fit_waits_in_the_middle_and_is_let_in_when_room_frees():
     assert (made.reserved(0), made.queued()) == (900, 1)
     made.turn_ended("a", 60)
     assert (made.reserved(0), made.held(0)) == (400, 460)
-    assert made.admit() == []  # 400 run, 460 are kept for a's return, c needs 300
+    assert made.admit() == [Admission("c", 0)]  # 400 run, c needs 300, at most 100 are kept for a's return
     made.forget("a")
-    assert made.admit() == [Admission("c", 0)]
+    assert (made.reserved(0), made.held(0)) == (700, 0)
 
 
 def test_a_turn_that_waits_is_not_passed_by_a_smaller_one():
@@ -63,6 +63,39 @@ def test_a_trajectory_comes_back_to_its_prefix_before_new_ones():
     made.submit(Turn("new", 500, 200))
     made.submit(Turn("b", 640, 200))
     assert made.admit() == [Admission("b", 1)]
+    assert made.counts.moved == 0
+
+
+def test_a_tenth_of_the_cache_is_kept_for_those_whose_tool_runs():
+    made = scheduler(1000)
+    assert admit(made, Turn("a", 300, 100), Turn("b", 300, 100)) == {"a": 0, "b": 0}
+    made.turn_ended("a", 50)
+    assert admit(made, Turn("c", 401, 100)) == {}  # 400 run, 100 of a's 350 are kept: 500 are left
+    made.submit(Turn("a", 360, 100))  # it waits, in c's way no more, and has the earlier place
+    assert made.admit() == [Admission("a", 0)]
+    made.turn_ended("a", 50)
+    made.forget("a")
+    assert made.admit() == [Admission("c", 0)]
+
+
+def test_the_prefix_of_one_that_waits_keeps_no_room_from_those_before_it():
+    made = scheduler(1000, quantum=100)
+    assert admit(made, Turn("a", 500, 100), Turn("b", 300, 100), Turn("c", 300, 100)) == {"a": 0, "b": 0}
+    made.turn_ended("a", 100)
+    made.submit(Turn("a", 610, 50))  # its quantum is used: behind c
+    assert made.admit() == [Admission("c", 0)]
+    assert (made.reserved(0), made.held(0)) == (800, 600)
+
+
+def test_one_that_moves_leaves_the_prefixes_of_others_their_room():
+    made = scheduler(1000, 1000)
+    first = admit(made, *(Turn(key, tokens, 100) for key, tokens in (("a", 400), ("b", 400), ("c", 300), ("d", 50))))
+    assert first == {"a": 0, "b": 1, "c": 0, "d": 1}
+    made.turn_ended("b", 50)  # engine 1: 150 run, b's prefix of 450
+    made.turn_ended("a", 50)
+    made.report(0, load(used=950))
+    assert admit(made, Turn("a", 460, 50)) == {}  # 510 for one that moves: 400 are left of engine 1
+    assert admit(made, Turn("new", 460, 50)) == {"new": 1}
     assert made.counts.moved == 0
 
 
@@ -120,6 +153,16 @@ def test_the_guard_cuts_on_preemptions_and_on_use_and_grows_again():
     for _ in range(20):
         made.report(0, load(used=500, preemptions=1))
     assert made.limit(0) == 1.1
+
+
+def test_the_guard_leaves_room_for_those_whose_tool_runs():
+    made = scheduler(1000)
+    admit(made, Turn("a", 300, 100))
+    made.report(0, load(used=850))
+    assert made.limit(0) == 1.02
+    made.turn_ended("a", 50)
+    made.report(0, load(used=850))  # and 100 kept: above 90 %
+    assert made.limit(0) == 1.02
 
 
 def test_what_outgrew_its_reservation_counts_from_the_next_report_on():

@@ -46,6 +46,12 @@ class World:
             assert admission.trajectory not in self.on_engine
             assert self.scheduler.is_open(admission.engine)
             self.on_engine[admission.trajectory] = admission.engine
+        self.check_nobody_waits_beside_an_idle_engine()
+
+    def check_nobody_waits_beside_an_idle_engine(self) -> None:
+        s = self.scheduler
+        if any(s.is_open(e) and not s.running(e) for e in range(len(s._engines))):
+            assert s.queued() == 0  # all engines are of one size: what was not refused fits an empty one
 
     def act(self, action: str) -> None:
         running = sorted(self.on_engine)
@@ -111,9 +117,12 @@ class World:
         assert alive == len(self.on_engine) + len(self.in_tool) + s.queued()
         for number, state in enumerate(s._engines):
             assert s.running(number) == sum(e == number for e in self.on_engine.values()) <= 5
-            assert s.reserved(number) == sum(state.reserved.values())
-            assert s.held(number) == sum(state.held.values())
-        assert {t for state in s._engines for t in state.held} <= {t for t in self.turns_left if not self.ended[t]}
+            assert state.reserved.of.keys() == {t for t, e in self.on_engine.items() if e == number}
+            assert state.in_tool.of.keys() == {t for t in self.in_tool if s._homes.get(t) == number}
+            assert state.held.of.keys() == set(s._queue_of) & {t for t, home in s._homes.items() if home == number}
+            for tokens in (state.reserved, state.in_tool, state.held):
+                assert tokens.sum == sum(tokens.of.values())
+            assert s.held(number) == state.in_tool.sum + state.held.sum
 
     def drain(self) -> None:
         """No more failures: everything must come to its end, or something was lost."""

@@ -12,7 +12,7 @@ from itertools import count
 from math import inf
 
 from trainer.rollout.engine import EngineError, EngineLoad
-from trainer.rollout.waiting import Key, Lengths, Turn, WaitingTurns
+from trainer.rollout.waiting import Key, Lengths, Tokens, Turn, WaitingTurns
 
 
 class NeverFits(EngineError):
@@ -32,6 +32,7 @@ class Settings:
     least_limit: float = 0.5
     most_limit: float = 1.1
     settle: int = 4  # reports after a cut before the next change: its effect must show first
+    most_idle: float = 0.1  # kept free at most for the prefixes of trajectories whose tool runs
     quantum: int = 3000  # tokens that a trajectory may add before it goes to the end of the queue
     max_waiting: int = 2  # in an engine's own queue: more says that the reservations are wrong
     move_ratio: float = 2.0  # a trajectory leaves its engine for one with so many times fewer requests
@@ -71,10 +72,9 @@ class _EngineState:
     version: int
     alive: bool = True
     limit: float = 1.0  # share of the capacity that may be reserved
-    reserved: dict[Key, int] = field(default_factory=dict)
-    held: dict[Key, int] = field(default_factory=dict)
-    reserved_sum: int = 0
-    held_sum: int = 0
+    reserved: Tokens = field(default_factory=Tokens)
+    in_tool: Tokens = field(default_factory=Tokens)  # prefixes of trajectories whose tool runs
+    held: Tokens = field(default_factory=Tokens)  # prefixes of those that wait, here or for another engine
     overrun: int = 0  # used beyond the reservations, by the newest report
     waiting: int = 0
     preemptions: int = 0
@@ -84,12 +84,16 @@ class _EngineState:
     @property
     def taken(self) -> int:
         """Tokens of what runs: reserved, or outgrown by the newest report."""
-        return self.reserved_sum + self.overrun
+        return self.reserved.sum + self.overrun
 
     @property
     def kept(self) -> int:
         """And of the cached prefixes whose trajectories will come back."""
-        return self.taken + self.held_sum
+        return self.taken + self.in_tool.sum + self.held.sum
+
+    def idle(self, most: float) -> float:
+        """Tokens of the prefixes whose tool runs, up to a share of the capacity."""
+        return min(self.in_tool.sum, most * self.capacity)
 
 
 class Scheduler:
@@ -109,7 +113,7 @@ class Scheduler:
         self._place_numbers = count()
         self._running: dict[Key, tuple[int, Turn]] = {}
         self._homes: dict[Key, int] = {}  # where a trajectory's turn runs, or its prefix is
-        self._widest: float | None = None  # room of the engine that has most, for a turn that is not at home there
+        self._widest: dict[bool, float] = {}  # room of the engine that has most, for new turns and for those that move
 
     # Engines
 
@@ -137,7 +141,7 @@ class Scheduler:
     def engine_died(self, engine: int) -> list[Key]:
         """Its turns go to the front of the queue, to begin again from their last completed turn; their keys."""
         state = self._engines[engine]
-        lost = {key: self._release(key)[1] for key in list(state.reserved)}
+        lost = {key: self._release(key)[1] for key in list(state.reserved.of)}
         self.counts.requeued += len(lost)
         for turn in [*lost.values(), *state.returning.turns()]:
             self._enqueue(turn, self._lost)
@@ -151,7 +155,7 @@ class Scheduler:
         s, state = self.settings, self._engines[engine]
         if not state.alive:
             return
-        state.overrun = max(0, load.kv_used - state.reserved_sum)
+        state.overrun = max(0, load.kv_used - state.reserved.sum)
         state.waiting = load.waiting
         preempted = load.preemptions > state.preemptions
         state.preemptions = load.preemptions
@@ -161,7 +165,7 @@ class Scheduler:
         elif preempted or use > s.cut_above:
             state.limit = max(s.least_limit, state.limit * s.cut)
             state.settling = s.settle
-        elif use < s.grow_below:
+        elif use + state.idle(s.most_idle) / state.capacity < s.grow_below:
             state.limit = min(s.most_limit, state.limit + s.grow)
 
     # Turns
@@ -181,14 +185,19 @@ class Scheduler:
         if place is None or turn.tokens - place.tokens >= self.settings.quantum:
             self._places[turn.trajectory] = _Place(next(self._place_numbers), turn.tokens)
         home = self._homes.get(turn.trajectory)
-        self._enqueue(turn, self._new if home is None else self._engines[home].returning)
+        if home is None:
+            self._enqueue(turn, self._new)
+            return
+        state = self._engines[home]
+        state.held.add(turn.trajectory, state.in_tool.remove(turn.trajectory))
+        self._enqueue(turn, state.returning)
 
     def admit(self) -> list[Admission]:
         """Every turn that has an engine now: those of dead engines first, then by their places.
 
         Each queue is strictly in order: a turn that has to wait is never passed by smaller ones.
         """
-        self._widest = None
+        self._widest.clear()
         admitted = self._admit_from(self._lost)
         queues = [queue for queue in (self._new, *(state.returning for state in self._engines)) if queue]
         for queue in sorted(queues, key=lambda queue: queue.first()[0]):
@@ -204,20 +213,18 @@ class Scheduler:
                 break
             self._dequeue(turn.trajectory)
             self._start(turn, engine)
-            self._widest = None
+            self._widest.clear()
             admitted.append(Admission(turn.trajectory, engine))
         return admitted
 
     def turn_ended(self, trajectory: Key, new_tokens: int) -> None:
-        """The reservation is released; the prefix is held for the trajectory's next turn."""
+        """The reservation is released; the prefix keeps some room for the trajectory's next turn."""
         engine, turn = self._release(trajectory)
         self.counts.ended += 1
         self.generated[engine] += new_tokens
         self._turns.add(new_tokens)
-        state = self._engines[engine]
         self._homes[trajectory] = engine
-        state.held[trajectory] = turn.tokens + new_tokens
-        state.held_sum += turn.tokens + new_tokens
+        self._engines[engine].in_tool.add(trajectory, turn.tokens + new_tokens)
 
     def forget(self, trajectory: Key) -> None:
         """The trajectory is over, however it ended; nothing of it is left. Harmless when it is unknown."""
@@ -243,11 +250,11 @@ class Scheduler:
 
     def reserved(self, engine: int) -> int:
         """Tokens reserved for the turns that run on it."""
-        return self._engines[engine].reserved_sum
+        return self._engines[engine].reserved.sum
 
     def held(self, engine: int) -> int:
         """Tokens of cached prefixes whose trajectories are to come back."""
-        return self._engines[engine].held_sum
+        return self._engines[engine].in_tool.sum + self._engines[engine].held.sum
 
     def limit(self, engine: int) -> float:
         return self._engines[engine].limit
@@ -274,14 +281,15 @@ class Scheduler:
     def _choose(self, turn: Turn) -> int | None:
         """The engine for a turn; None: wait. Its own, with its prefix, if that has room and is not far busier."""
         home = self._homes.get(turn.trajectory)
-        own = home if home is not None and self._fits(home, turn, is_home=True) else None
+        own = home if home is not None and self._fits(home, turn, moves=False) else None
         if own is not None and not self._is_far_busier(own):
             return own
-        if self._widest is None:
-            self._widest = self._measure_widest()
-        if self._need(turn) > self._widest:
+        moves = home is not None
+        if moves not in self._widest:
+            self._widest[moves] = self._measure_widest(moves=moves)
+        if self._need(turn) > self._widest[moves]:
             return own
-        fitting = [e for e in range(len(self._engines)) if self._fits(e, turn, is_home=e == home)]
+        fitting = [e for e in range(len(self._engines)) if self._fits(e, turn, moves=moves and e != home)]
         return min(fitting, key=self._busyness(), default=None)
 
     def _is_far_busier(self, engine: int) -> bool:
@@ -296,25 +304,25 @@ class Scheduler:
         is_pressed = any(share > s.pressed for share, x in zip(shares, self._engines, strict=True) if x.alive)
         return lambda e: (shares[e], counts[e]) if is_pressed else (counts[e], shares[e])
 
-    def _fits(self, engine: int, turn: Turn, *, is_home: bool) -> bool:
-        """Room for the ids and the expected turn. A prefix kept for another trajectory gives way to one that comes
-        home, but not to others."""
+    def _fits(self, engine: int, turn: Turn, *, moves: bool) -> bool:
+        """Room for the ids and the expected turn."""
         state = self._engines[engine]
         if not self.is_open(engine) or turn.tokens + turn.max_new > state.capacity:
             return False
-        return self._need(turn) <= self._room(engine, is_home=is_home)
+        return self._need(turn) <= self._room(engine, moves=moves)
 
-    def _room(self, engine: int, *, is_home: bool) -> float:
+    def _room(self, engine: int, *, moves: bool) -> float:
+        """For the turn that is next: the prefixes of those behind it give way, unless it leaves its own one for it."""
         s, state = self.settings, self._engines[engine]
         if not state.reserved:
             return inf  # an idle engine takes any turn it can hold, or a turn could wait for ever
         if state.waiting > s.max_waiting or len(state.reserved) >= state.max_running:
             return 0.0
-        return state.limit * state.capacity - (state.taken if is_home else state.kept)
+        return state.limit * state.capacity - (state.kept if moves else state.taken + state.idle(s.most_idle))
 
-    def _measure_widest(self) -> float:
+    def _measure_widest(self, *, moves: bool) -> float:
         open_ = filter(self.is_open, range(len(self._engines)))
-        return max((self._room(e, is_home=False) for e in open_), default=0.0)
+        return max((self._room(e, moves=moves) for e in open_), default=0.0)
 
     def _start(self, turn: Turn, engine: int) -> None:
         key = turn.trajectory
@@ -323,19 +331,17 @@ class Scheduler:
         self._leave_home(key)
         self._homes[key] = engine
         state, need = self._engines[engine], self._need(turn)
-        state.reserved[key] = need
-        state.reserved_sum += need
+        state.reserved.add(key, need)
         self._running[key] = (engine, turn)
         self.counts.admitted += 1
 
     def _release(self, key: Key) -> tuple[int, Turn]:
         engine, turn = self._running.pop(key)
-        state = self._engines[engine]
-        state.reserved_sum -= state.reserved.pop(key)
+        self._engines[engine].reserved.remove(key)
         return engine, turn
 
     def _leave_home(self, key: Key) -> None:
         home = self._homes.pop(key, None)
         if home is not None:
-            state = self._engines[home]
-            state.held_sum -= state.held.pop(key, 0)
+            self._engines[home].in_tool.remove(key)
+            self._engines[home].held.remove(key)

@@ -17,6 +17,27 @@ class Turn:
     max_new: int
 
 
+class Tokens:
+    """Tokens of KV cache by trajectory, and their sum."""
+
+    def __init__(self) -> None:
+        self.of: dict[Key, int] = {}
+        self.sum = 0
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def add(self, key: Key, tokens: int) -> None:
+        self.of[key] = tokens
+        self.sum += tokens
+
+    def remove(self, key: Key) -> int:
+        """0: there were none."""
+        tokens = self.of.pop(key, 0)
+        self.sum -= tokens
+        return tokens
+
+
 class WaitingTurns:
     """A queue in the order of numbers, which are places: a turn may come back to one that is not the last."""
 
