@@ -135,8 +135,9 @@ def _take(context: RunContext, index: int, stage: RlStage, stage_step: int, ahea
 
 
 def _beside(context: RunContext, stage: RlStage, work: Callable[[], _T]) -> _T:
-    """Do work of the learner. Rollouts that were begun go on meanwhile, over weights of their engine's own."""
-    return context.sampler.run(asyncio.to_thread(work)) if stage.staleness else work()
+    """Do work of the learner. Rollouts that were begun go on meanwhile, over weights of their engine's own; on GPUs
+    engines that died are started again meanwhile."""
+    return context.sampler.run(asyncio.to_thread(work)) if stage.staleness or context.recipe.gpus else work()
 
 
 def _describe(name: str, step: int, values: dict[str, float]) -> str:

@@ -2,17 +2,15 @@
 
 import asyncio
 import os
-import socket
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from tests.gloo_group import GlooGroup, make_identity
 from trainer.cluster import show_own_gpus
 from trainer.devices import visible_devices
 from trainer.policy.model import load_model
@@ -23,29 +21,7 @@ from trainer.rollout.remote import EngineFacts, EngineSettings, NewTokens, Updat
 from trainer.rollout.torch_engine import TorchEngine
 from trainer.rollout.weights import digest
 
-IDENTITY_BYTES = 128  # as NCCL's
 DEATH_NOTE = "die-in-a-broadcast"  # a file in the model's folder: who finds it dies
-
-
-class GlooGroup:
-    """`Group` by gloo: `rank` 0 is the sender's."""
-
-    def __init__(self, identity: bytes, size: int, rank: int = 0) -> None:
-        host, port = identity.rstrip(b"\0").decode().split(":")
-        patience = timedelta(seconds=60)
-        store = dist.TCPStore(host, int(port), size, is_master=rank == 0, timeout=patience, wait_for_workers=False)
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, size, patience)
-
-    def broadcast(self, tensor: Tensor) -> None:
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        self._group.broadcast([tensor.view(torch.uint8)], options).wait()
-
-
-def make_identity() -> bytes:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}".encode().ljust(IDENTITY_BYTES, b"\0")
 
 
 GLOO = Device(CPU, "gloo", GlooGroup, make_identity)

@@ -38,7 +38,7 @@ def write_offer(
     start = 0
     for name, weight in weights:
         here = held[start : start + weight.numel()].view(weight.shape)
-        here.copy_(weight.detach())
+        here.copy_(weight.detach().to(ENGINE_DTYPE))  # where it is: half as many bytes come from a GPU
         start += weight.numel()
         offer.names.append(name)
         offer.shapes.append(list(weight.shape))
