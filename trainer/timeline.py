@@ -17,9 +17,11 @@ from contracts.events import EngineLine, RolloutSpans, Span, SpanKind, StepTimel
 from contracts.scoring import Grade
 from contracts.trajectory import EntropyKind, ToolCallRow
 from trainer.rollout.engine import EngineLoad, Generation, OnTokens, SamplingSpec
+from trainer.rollout.turn_queue import WHILE_WAITING
 
 BINS = 120
 SLOWEST = 24
+SHORTEST_S = 1e-3  # of a turn, on one side of a wait
 SAMPLE_S = 0.25  # between two looks at the engines
 ROLLOUT: ContextVar[tuple[str, int]] = ContextVar("rollout")  # (prompt id, sample) of the task that is running
 
@@ -68,7 +70,36 @@ class Timeline:
         try:
             yield
         finally:
-            self._spans[ROLLOUT.get(("", 0))].append((kind, max(0.0, started - self._zero), self._now()))
+            self._add(kind, started)
+
+    def _add(self, kind: SpanKind, started: float) -> None:
+        self._spans[ROLLOUT.get(("", 0))].append((kind, max(0.0, started - self._zero), self._now()))
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A turn of the rollout whose task this is: generated but for the time in which it waits for an engine."""
+        started = self._clock()
+
+        def generated() -> None:
+            if self._clock() - started >= SHORTEST_S:
+                self._add(SpanKind.GENERATE, started)
+
+        @contextmanager
+        def wait() -> Iterator[None]:
+            nonlocal started
+            generated()
+            try:
+                with self.span(SpanKind.QUEUE):
+                    yield
+            finally:
+                started = self._clock()
+
+        token = WHILE_WAITING.set(wait)
+        try:
+            yield
+        finally:
+            WHILE_WAITING.reset(token)
+            generated()
 
     def generated(self, engine: str, tokens: int) -> None:
         """The engine has sampled so many more tokens."""
@@ -196,7 +227,7 @@ def _preempted(seen: _EngineSeen) -> int:
 
 
 class TimedEngine:
-    """An engine of which the timeline knows when it generates and for whom."""
+    """An engine of which the timeline knows when it generates, for whom, and who waits for it."""
 
     def __init__(self, engine: Any, timeline: Timeline) -> None:
         self._engine = engine
@@ -210,7 +241,7 @@ class TimedEngine:
 
     async def generate(self, ids: Sequence[int], spec: SamplingSpec, on_tokens: OnTokens | None = None) -> Generation:
         """As the engine does."""
-        with self._timeline.span(SpanKind.GENERATE):
+        with self._timeline.turn():
             generation: Generation = await self._engine.generate(ids, spec, on_tokens)
         return generation
 

@@ -1,12 +1,15 @@
 """Where a step's time goes, by a clock that the test moves."""
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 
 from contracts.events import SpanKind, StepTimeline
-from trainer.rollout.engine import EngineLoad
-from trainer.timeline import BINS, ROLLOUT, SLOWEST, Timeline
+from contracts.trajectory import EntropyKind
+from trainer.rollout.engine import EngineError, EngineLoad, SamplingSpec
+from trainer.rollout.turn_queue import WHILE_WAITING
+from trainer.timeline import BINS, ROLLOUT, SLOWEST, TimedEngine, Timeline
 
 
 class Clock:
@@ -107,6 +110,45 @@ def test_a_new_step_forgets_the_last_one(timeline: Timeline, clock: Clock) -> No
     clock.now += 2
     report = timeline.report(0, 2)
     assert (report.seconds, report.in_flight, report.slowest, report.engines) == (2.0, {}, [], [])
+
+
+class Queued:
+    """An engine whose turn waits 2 s of the clock, is begun for 1 s, waits 3 s again, and takes 4 s."""
+
+    max_context, entropy_kind, policy_version = 10, EntropyKind.FULL, 0
+
+    def __init__(self, clock: Clock, fails: bool = False) -> None:
+        self._clock = clock
+        self._fails = fails
+
+    async def generate(self, *_: object) -> None:
+        for wait, then in ((2, 1), (3, 4)):
+            with WHILE_WAITING.get()():
+                self._clock.now += wait
+                if self._fails:
+                    raise EngineError("closed")
+            self._clock.now += then
+
+
+async def test_a_turn_that_waits_for_an_engine_is_not_generated_meanwhile(timeline: Timeline, clock: Clock) -> None:
+    ROLLOUT.set(("a", 0))
+    await TimedEngine(Queued(clock), timeline).generate([], SamplingSpec(1, 1.0, 0, ()))
+    (rollout,) = timeline.report(0, 1).slowest
+    assert [(span.kind.value, span.start_s, span.end_s) for span in rollout.spans] == [
+        ("queue", 0, 2),
+        ("generate", 2, 3),
+        ("queue", 3, 6),
+        ("generate", 6, 10),
+    ]
+    assert sum(timeline.report(0, 1).in_flight[SpanKind.QUEUE]) == pytest.approx(BINS / 2)
+
+
+async def test_a_turn_that_fails_in_the_queue_only_waited(timeline: Timeline, clock: Clock) -> None:
+    with pytest.raises(EngineError, match="closed"):
+        await TimedEngine(Queued(clock, fails=True), timeline).generate([], SamplingSpec(1, 1.0, 0, ()))
+    (rollout,) = timeline.report(0, 1).slowest
+    assert [span.kind for span in rollout.spans] == [SpanKind.QUEUE]
+    assert WHILE_WAITING.get() is nullcontext
 
 
 async def test_engines_are_looked_at_while_rollouts_run_and_at_the_end(timeline: Timeline) -> None:

@@ -1,6 +1,7 @@
 import asyncio
 import random
 from collections import Counter
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from contracts.trajectory import EntropyKind
 from trainer.rollout.engine import EngineError, EngineLoad, FinishReason, Generation, SamplingSpec
 from trainer.rollout.scheduled_engine import ScheduledEngine
 from trainer.rollout.scheduler import NeverFits, Turn
-from trainer.rollout.turn_queue import TurnQueue
+from trainer.rollout.turn_queue import WHILE_WAITING, TurnQueue
 
 
 class Engine:
@@ -72,6 +73,28 @@ async def test_turns_wait_for_room_and_come_in_their_order():
     await asyncio.gather(*turns)
     assert inner.most == 2
     assert (engine.generated(), engine.loads()) == ([80], [inner.load()])
+
+
+async def test_only_a_turn_without_an_engine_is_told_to_wait():
+    inner, told = Engine(), []
+    engine = ScheduledEngine(inner)
+
+    async def generate(trajectory: int) -> Generation:
+        @contextmanager
+        def waiting():
+            told.append(("begin", trajectory))
+            yield
+            told.append(("end", trajectory))
+
+        WHILE_WAITING.set(waiting)
+        return await engine.generate([1] * 20, spec(20, trajectory))
+
+    turns = [asyncio.create_task(generate(i)) for i in range(3)]
+    await settle()
+    assert told == [("begin", 2)]
+    inner.gate.set()
+    await asyncio.gather(*turns)
+    assert told == [("begin", 2), ("end", 2)]
 
 
 @pytest.mark.parametrize("how", ["cancelled while it waits", "cancelled while it runs", "fails"])

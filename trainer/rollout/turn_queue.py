@@ -1,10 +1,15 @@
 """Where turns wait for an engine: `Scheduler` on the asyncio loop. Knows no engine, only their numbers."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from contextvars import ContextVar
 
 from trainer.rollout.engine import EngineLoad
 from trainer.rollout.scheduler import Key, Scheduler, Settings, Turn
+
+WHILE_WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("waiting", default=nullcontext)
+"""Entered for as long as a turn of this task waits for an engine; a turn that has one at once does not wait."""
 
 
 class TurnQueue:
@@ -65,7 +70,10 @@ class TurnQueue:
             if place is None:
                 place = self._places[trajectory] = asyncio.get_running_loop().create_future()
                 self._admit()
-            engine = await place
+            if not place.done():
+                with WHILE_WAITING.get()():
+                    await place
+            engine = place.result()
             if self.scheduler.engine_of(trajectory) == engine:  # else it died before this coroutine went on
                 return engine
 
