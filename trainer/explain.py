@@ -318,7 +318,7 @@ def _require_room(recipe: Recipe, memory: Memory, assumptions: Assumptions) -> N
 
 
 def _on_cpu(recipe: Recipe, shape: Shape) -> tuple[Memory, Layout]:
-    """Everything in one process, fp32; the engine reads the learner's own weights. Nothing is recomputed."""
+    """Everything in one process, fp32; the engine has a packed copy of the weights. Nothing is recomputed."""
     sampling = [s for s in recipe.stages if isinstance(s, (RlStage, EvaluateStage)) or _screens(s)]
     longest = max((s.sampling.max_response_tokens for s in sampling), default=1024) + MAX_PROMPT_TOKENS
     tokens = max(MICRO_BATCH_TOKENS, longest)
@@ -330,7 +330,7 @@ def _on_cpu(recipe: Recipe, shape: Shape) -> tuple[Memory, Layout]:
         whole_gradients=0,
         optimizer=2 * FP32 * shape.parameters,
         activations=FP32 * tokens * shape.layers * shape.layer_activations + FP32 * LOGITS,
-        engine_weights=0,
+        engine_weights=FP32 * (shape.parameters + shape.tied * shape.vocabulary * shape.hidden),
         kv_cache=FP32 * shape.kv_values * kv_tokens,
     )
     return memory, Layout(0, 1, kv_tokens, MAX_BATCH, longest)

@@ -91,8 +91,10 @@ def _memory_tables(e: Explanation) -> str:
         ("activations of a micro-batch", m.activations),
     ]
     if not recipe.gpus:
-        rows = [*learner, ("KV cache", m.kv_cache), ("while learning", m.learner + m.kv_cache)]
-        rows.append(("while sampling", m.weights + m.optimizer + m.kv_cache))  # no gradient, no activation
+        engine = [("the engine's copy of the weights, fp32", m.engine_weights), ("KV cache", m.kv_cache)]
+        kept = m.engine_weights + m.kv_cache
+        rows = [*learner, *engine, ("while learning", m.learner + kept)]
+        rows.append(("while sampling", m.weights + m.optimizer + kept))  # no gradient, no activation
         return _size_table("Memory of the trainer's process", rows)
     size = f"{e.assumptions.gpu_memory_gb:g} GB"
     engine = [("weights, bf16", m.engine_weights), ("KV cache", m.kv_cache)]

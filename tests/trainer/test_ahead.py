@@ -12,7 +12,7 @@ from contracts.events import Outcome
 from contracts.trajectory import VersionSpan
 from tests.trainer.killed_runs import Attempts
 from tests.trainer.pipeline_run import RL, STAGES, TinyRun, assert_equal
-from trainer import open_engine, rl
+from trainer import rl
 from trainer.ahead import Ahead
 from trainer.measure import measure_staleness
 from trainer.rollout.trajectory import Problem, Trajectory
@@ -167,23 +167,14 @@ def assert_whole(run: TinyRun) -> None:
 
 
 def test_the_machinery_alone_changes_no_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of the engine's own, learning in a thread, but no step begun early: as the loop that has none of it."""
+    """Learning in a thread, but no step begun early: as the loop that has none of it."""
     lockstep = [STAGES[0], AHEAD | {"staleness": 0, "loss_terms": {"tis": 2.0}}]
     with monkeypatch.context() as patch:
         plain = TinyRun(folder / "plain", patch, with_calls=True, stages=lockstep)
         assert plain.start() is Outcome.FINISHED
-    made: list[Any] = []
-    real = open_engine._open_own
-
-    def apart(*args: Any, **kwargs: Any) -> Any:
-        made.append(real(*args, **kwargs | {"is_apart": True}))
-        return made[-1]
-
-    monkeypatch.setattr(open_engine, "_open_own", apart)
     monkeypatch.setattr(rl, "_beside", lambda context, stage, work: context.sampler.run(asyncio.to_thread(work)))
     other = TinyRun(folder / "other", monkeypatch, with_calls=True, stages=lockstep)
     assert other.start() is Outcome.FINISHED
-    assert len(made) == 1
     assert_equal(plain, other)
 
 

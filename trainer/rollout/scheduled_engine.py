@@ -1,7 +1,7 @@
 """An engine in this process behind the scheduler, as those of `engine_pool` are: admission and refusal are the same."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from trainer.rollout.engine import Engine, EngineLoad, Generation, OnTokens, SamplingSpec
@@ -10,9 +10,11 @@ from trainer.rollout.turn_queue import TurnQueue
 
 
 class LocalEngine(Engine, Protocol):
-    """An engine in this process. Between two of its steps its weights may change, with a word to `set_version`."""
+    """An engine in this process."""
 
-    def set_version(self, version: int) -> None: ...
+    def set_version(self, version: int) -> None:
+        """Take the learner's weights as they are now; what is being decoded goes on with them."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -20,13 +22,11 @@ class LocalEngine(Engine, Protocol):
 class ScheduledEngine:
     """Turns wait for room in the KV cache before the engine sees them; what can never fit raises NeverFits."""
 
-    def __init__(self, engine: LocalEngine, copy_weights: Callable[[], None] = lambda: None) -> None:
-        """`copy_weights`: brings the engine's weights up to the learner's, where they are not the same tensors."""
+    def __init__(self, engine: LocalEngine) -> None:
         self.max_context = engine.max_context
         self.entropy_kind = engine.entropy_kind
         self.policy_version = engine.policy_version
         self._engine = engine
-        self._copy_weights = copy_weights
         self._queue = TurnQueue()
         self._queue.scheduler.add_engine(engine.load())
         self._numbers = itertools.count()
@@ -62,7 +62,6 @@ class ScheduledEngine:
     async def publish(self, version: int) -> None:
         """The learner's weights as they are now are of this version; the engine has them from here on, also for what
         it has begun."""
-        self._copy_weights()
         self._engine.set_version(version)
         self.policy_version = version
         self._queue.scheduler.set_version(version)
