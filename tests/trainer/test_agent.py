@@ -274,28 +274,18 @@ async def test_order_siblings_and_stop(chat):
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_concurrency_is_bounded(chat):
-    running = peak = 0
-
-    async def slow(call, call_id, seed, earlier):
-        nonlocal running, peak
-        running += 1
-        peak = max(peak, running)
-        await asyncio.sleep(0.01)
-        running -= 1
-        return ToolResponse(ToolStatus.OK, "1")
+async def test_every_rollout_may_wait_for_an_engine_at_once(chat):
+    asked = asyncio.Barrier(300)
 
     class Engine(FakeEngine):
         async def generate(self, ids, spec, on_tokens=None):
-            turn = call_text("1") if len(ids) == len(chat.prompt_ids(PROBLEM.text)) else answer_text("4")
-            return await FakeEngine(chat, [turn]).generate(ids, spec, on_tokens)
+            async with asyncio.timeout(10):
+                await asked.wait()
+            return await FakeEngine(chat, [answer_text("4")]).generate(ids, spec, on_tokens)
 
-    tool = FakeTool()
-    tool.respond = slow
-    parts = Rollouts(Engine(chat, []), chat, tool, FakeGrader(), SAMPLING)
-    found = await collect([request(i) for i in range(9)], parts, concurrency=3)
-    assert peak == 3
-    assert [t.reward for t in found] == [1.0] * 9
+    parts = Rollouts(Engine(chat, []), chat, FakeTool(), FakeGrader(), SAMPLING)
+    found = await collect([request(i) for i in range(300)], parts)
+    assert [t.reward for t in found] == [1.0] * 300
 
 
 async def test_a_bug_is_raised_and_leaves_no_task(chat):

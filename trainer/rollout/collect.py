@@ -26,24 +26,23 @@ class Watch:
 
 
 async def collect(
-    requests: Sequence[RolloutRequest], rollouts: Rollouts, watch: Watch | None = None, *, concurrency: int = 256
+    requests: Sequence[RolloutRequest], rollouts: Rollouts, watch: Watch | None = None
 ) -> list[Trajectory]:
-    """One trajectory a request, in the order of the requests, every one with a grade.
+    """One trajectory a request, in the order of the requests, every one with a grade. All begin at once: which turns
+    an engine has room for is the scheduler's word, and how many calls run at once the sandbox's.
 
     A failure of a part of ours marks its own trajectory `Ungraded` and never touches the siblings. After
     `should_stop` the unfinished ones come back at once: stop reason cancelled, `Ungraded(cancelled)`, no
     tokens. Any other exception is a bug: the rest is cancelled and it is raised.
     """
     watch = watch or Watch()
-    slots = asyncio.Semaphore(concurrency)
     ended = 0
 
     async def run_one(request: RolloutRequest) -> Trajectory:
         nonlocal ended
         ROLLOUT.set((request.problem.id, request.sample))
-        async with slots:
-            trajectory = await run_trajectory(request, rollouts, watch.on_live)
-            await grade(trajectory, rollouts)
+        trajectory = await run_trajectory(request, rollouts, watch.on_live)
+        await grade(trajectory, rollouts)
         ended += 1
         if watch.on_progress is not None:
             watch.on_progress(ended, len(requests))
