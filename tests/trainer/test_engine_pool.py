@@ -104,12 +104,17 @@ class FakeEngine:
 
 
 class FakeWeights:
-    is_closed = False
+    """`deliveries`: to how many engines each went."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.deliveries: list[int] = []
 
     def snapshot(self, version: int) -> Snapshot:
         return Snapshot(version, {"path": "x"}, {"norm": str(version)}, [1, 2], [-1.0])
 
     async def deliver(self, snapshot: Snapshot, engines: Sequence[Any]) -> list[UpdateReport | BaseException]:
+        self.deliveries.append(len(engines))
         return await asyncio.gather(*update_all(snapshot, engines), return_exceptions=True)
 
     def close(self) -> None:
@@ -292,6 +297,27 @@ async def test_an_engine_that_dies_in_its_update_is_replaced() -> None:
     pool = Pool(1, dies_at_update=True)
     assert (await pool.turn()).policy_version == 1
     assert len(pool.engines) == 2
+    await pool.pool.close()
+
+
+async def test_engines_that_always_die_in_their_first_update_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def update(self: FakeEngine, *_: Any) -> UpdateReport:
+        self.die()
+        raise EngineDead("the transfer of weights broke off")
+
+    monkeypatch.setattr(FakeEngine, "update", update)
+    pool = Pool(2)
+    with pytest.raises(EngineError, match="no engine could be started"):
+        await pool.turn()
+    assert len(pool.engines) == 2 * MAX_FAILED_STARTS and "broke off" in pool.told[-1]
+    await pool.pool.close()
+
+
+async def test_engines_that_come_up_together_get_their_weights_together() -> None:
+    """A set of engines is a group of its own, where weights go from process to process."""
+    pool = Pool(5)
+    await pool.turn()
+    assert pool.weights.deliveries == [1, 4]
     await pool.pool.close()
 
 

@@ -272,7 +272,7 @@ class EnginePool:
                     raise result
                 elif isinstance(result, UpdateReport):
                     snapshot.check_update(slot.name, result)
-            left = [slot for slot in left if slot.engine is engines[slot.number]]
+            left = [slot for slot in left if slot.is_up and slot.engine is engines[slot.number]]
 
         async def on_all(do: Callable[[_Slot], Awaitable[Any]]) -> None:
             take(await asyncio.gather(*(do(slot) for slot in left), return_exceptions=True))
@@ -292,7 +292,7 @@ class EnginePool:
 
     def _lose(self, slot: _Slot, engine: RemoteEngine, why: str) -> None:
         """Replace an engine that is gone; all but the first of its requests to notice do nothing."""
-        if slot.engine is not engine or self._fault is not None:
+        if slot.engine is not engine or slot.is_given_up or self._fault is not None:
             return
         engine.kill()
         slot.failed_starts += slot.holds is None
