@@ -120,6 +120,26 @@ def test_a_rank_that_dies_changes_no_bit(
     assert all(text in warnings for text in said) and bool(warnings) == bool(said)
 
 
+def test_a_rank_that_dies_before_anything_was_trained_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an evaluation, whose checkpoint goes through the ranks where they are on GPUs."""
+    real = OwnCopy.offer
+
+    def offer(self: OwnCopy, folder: Path | None) -> None:
+        if folder is not None:
+            self._host.call("load", folder)
+        real(self, folder)
+
+    monkeypatch.setattr(OwnCopy, "offer", offer)
+    evaluate = STAGES[4] | {"checkpoints": ["base"], "k": 1, "sampling": SAMPLING}
+    run = TinyRun(tmp_path / "run", monkeypatch, stages=[STAGES[0], evaluate])
+    host = start_with(run, monkeypatch, {("load", 1)})
+    assert run.outcome is Outcome.FINISHED and host.starts == 2  # type: ignore[attr-defined]
+    warnings = [p.text for p in run.payloads("log") if p.level is LogLevel.WARNING]
+    assert warnings == ["a rank of the learner is gone: told to", "the learner goes on from tiny"]
+
+
 def test_work_that_kills_every_rank_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = TinyRun(tmp_path / "run", monkeypatch, stages=ALL_STAGES)
     host = start_with(run, monkeypatch, {("learn", number) for number in range(1, 20)})
