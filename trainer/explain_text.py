@@ -140,8 +140,8 @@ def _ranks(e: Explanation) -> str:
     if e.recipe.gpus:
         return (
             f"Learner: {ranks} rank{'s' * (ranks > 1)}, each a Ray actor on its own GPU with 1/{ranks} of weights, "
-            "gradients and optimizer; beside the first one a process that sends the published weights to the engines "
-            f"keeps {_size(BF16 * e.shape.parameters)} of them in its node's memory, twice that while they change\n"
+            "gradients and optimizer; beside the first one a process that sends the weights to the engines "
+            f"has {_size(2 * BF16 * e.shape.parameters)} of its node's memory: the published version and the next one\n"
         )
     if ranks == 1:
         return ""
