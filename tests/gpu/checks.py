@@ -42,7 +42,7 @@ MASK = [1] * TOKENS
 STAGE = RlStage.model_validate({"kind": "rl", "name": "rl", "prompts_per_step": 8, "steps": 1})
 TINY_VOCABULARY = 267  # of `make_tokenizer`
 SHARED_MEMORY_SHARE = 0.3
-DRIFT_MEAN, DRIFT_MAX = 0.02, 0.5  # nats, bfloat16 against float32: a guess until it has been measured
+DRIFT_MEAN, DRIFT_MAX = 0.01, 0.1  # nats, bfloat16 against float32: on a CPU this model drifts by 0.0026 and 0.0143
 
 
 @dataclass(frozen=True)
