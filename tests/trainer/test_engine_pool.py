@@ -1,7 +1,8 @@
 """The pool with engines that are lists: what is lost with an engine is done again, once, with the newest weights."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from trainer.rollout import engine_pool
 from trainer.rollout.engine import EngineDead, EngineError, EngineLoad, FinishReason, Generation, SamplingSpec
 from trainer.rollout.engine_pool import MAX_FAILED_STARTS, MAX_TRIES, EnginePool
 from trainer.rollout.remote import EngineFacts, NewTokens, UpdateReport
+from trainer.rollout.turn_queue import WHILE_WAITING
 from trainer.rollout.weights import Snapshot, WeightsDiffer, update_all
 
 CONTEXT, VOCABULARY = 32, 50
@@ -160,6 +162,24 @@ async def test_turns_are_spread_and_come_back() -> None:
     assert [len(engine.turns) for engine in pool.engines] == [4, 4]
     await pool.pool.close()
     assert pool.is_closed and pool.weights.is_closed and all(engine.is_dead for engine in pool.engines)
+
+
+async def test_a_turn_says_that_it_waits_while_engines_start() -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def wait() -> Iterator[None]:
+        told.append("waits")
+        yield
+        told.append("goes on")
+
+    WHILE_WAITING.set(wait)
+    pool = Pool()
+    await pool.turn(3)
+    begun = len(told)
+    await pool.turn(4)
+    await pool.pool.close()
+    assert begun and told == ["waits", "goes on"] * (begun // 2)
 
 
 async def test_turns_of_a_dead_engine_are_done_again_and_no_other() -> None:

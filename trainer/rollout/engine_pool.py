@@ -24,7 +24,7 @@ from trainer.rollout.engine import (
 )
 from trainer.rollout.remote import Host, RemoteEngine, UpdateReport
 from trainer.rollout.scheduler import Key, Turn
-from trainer.rollout.turn_queue import TurnQueue
+from trainer.rollout.turn_queue import WHILE_WAITING, TurnQueue
 from trainer.rollout.weights import Snapshot, Weights
 
 MAX_TRIES = 4  # of one turn, each under an engine that died: then the turn itself is what kills them
@@ -194,7 +194,8 @@ class EnginePool:
             if ready and self._is_open:
                 return
             self._require_hope()
-            await self._changed.wait()
+            with WHILE_WAITING.get()():
+                await self._changed.wait()
 
     def _require_hope(self) -> None:
         if all(slot.is_given_up for slot in self._slots):
