@@ -172,7 +172,7 @@ TRAPS = {
         "trainer/test_loss_terms.py::test_mismatch_of_engine_and_trainer",
     ],
     52: [
-        f"{ENGINE}::test_an_update_of_the_weights_is_seen_at_once",
+        f"{ENGINE}::test_an_update_of_the_weights_is_seen_when_its_version_is_set",
         f"{POOL}::test_an_engine_with_other_weights_stops_the_run",
         f"{VLLM}::test_the_guard_finds_a_head_that_was_not_updated",
     ],

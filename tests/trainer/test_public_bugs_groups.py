@@ -41,7 +41,7 @@ from trainer.rollout.python_tool import PythonTool
 from trainer.rollout.trajectory import Problem, Trajectory
 
 CHAT = Chat(load_tokenizer(TINY_BASE))
-CONTEXT: Any = SimpleNamespace(recipe=SimpleNamespace(seed=1), sampler=SimpleNamespace(chat=CHAT))
+CONTEXT: Any = SimpleNamespace(recipe=SimpleNamespace(seed=1, gpus=0), sampler=SimpleNamespace(chat=CHAT))
 
 
 def graded(
@@ -107,7 +107,7 @@ def test_a_rollout_without_a_token_is_counted_and_not_learned_from():
 
     learner = SimpleNamespace(learn=learn, offer=lambda: None)
     context: Any = SimpleNamespace(
-        recipe=SimpleNamespace(seed=1),
+        recipe=SimpleNamespace(seed=1, gpus=0),
         policy=SimpleNamespace(model=None, learner=learner, version=0),
         first_step=lambda index: 1,
         on_learner=lambda work, done: work(),

@@ -23,6 +23,7 @@ from honcho.printer import Message, Printer
 from honcho.process import Process
 
 MARK = "ASTROLABE_INSTANCE"  # in the environment of every child: what the last sweep looks for
+SWEEP_WAIT_S = 5.0  # a process that was killed goes when the kernel comes to it
 STOP_WAIT_S = 20.0
 RESTART_WAIT_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 STABLE_S = 60.0
@@ -210,12 +211,18 @@ class Supervisor:
                 os.kill(child.pid, number)
 
     def _sweep(self) -> None:
-        """Kill whatever still carries this instance's mark: grandchildren that left their group."""
-        left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _mark_of(p) == self._instance]
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self.say(f"sweeping {process.name()} (pid {process.pid})")
-                process.kill()
+        """Kill whatever still carries this instance's mark, grandchildren that left their group, until nothing does."""
+        deadline, told = time.monotonic() + SWEEP_WAIT_S, set[psutil.Process]()
+        while left := [p for p in psutil.process_iter() if p.pid != os.getpid() and _mark_of(p) == self._instance]:
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process not in told:
+                        self.say(f"sweeping {process.name()} (pid {process.pid})")
+                        told.add(process)
+                    process.kill()
+            if time.monotonic() > deadline:
+                return
+            psutil.wait_procs(left, timeout=0.1)
 
 
 def _popen_list(cmd: list[str], **kwargs: object) -> object:
