@@ -320,19 +320,6 @@ async def test_an_engine_that_dies_in_its_update_is_replaced() -> None:
     await pool.pool.close()
 
 
-async def test_engines_that_always_die_in_their_first_update_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def update(self: FakeEngine, *_: Any) -> UpdateReport:
-        self.die()
-        raise EngineDead("the transfer of weights broke off")
-
-    monkeypatch.setattr(FakeEngine, "update", update)
-    pool = Pool(2)
-    with pytest.raises(EngineError, match="no engine could be started"):
-        await pool.turn()
-    assert len(pool.engines) == 2 * MAX_FAILED_STARTS and "broke off" in pool.told[-1]
-    await pool.pool.close()
-
-
 async def test_engines_that_come_up_together_get_their_weights_together() -> None:
     """A set of engines is a group of its own, where weights go from process to process."""
     pool = Pool(5)
@@ -354,15 +341,25 @@ async def test_a_turn_that_kills_every_engine_is_given_up(monkeypatch: pytest.Mo
     await pool.pool.close()
 
 
-async def test_engines_that_never_start_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def facts(self: FakeEngine) -> EngineFacts:
-        raise EngineDead("vLLM 0.33.0 is installed and this engine is written for 0.32")
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ("facts", "vLLM 0.33.0 is installed and this engine is written for 0.32"),
+        ("update", "the transfer of weights broke off"),
+    ],
+)
+async def test_engines_that_always_die_before_they_have_their_weights_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, call: str, why: str
+) -> None:
+    async def die(self: FakeEngine, *_: Any) -> None:
+        self.die()
+        raise EngineDead(why)
 
-    monkeypatch.setattr(FakeEngine, "facts", facts)
+    monkeypatch.setattr(FakeEngine, call, die)
     pool = Pool(2)
     with pytest.raises(EngineError, match="no engine could be started"):
         await pool.turn()
-    assert len(pool.engines) == 2 * MAX_FAILED_STARTS and "written for 0.32" in pool.told[-1]
+    assert len(pool.engines) == 2 * MAX_FAILED_STARTS and why in pool.told[-1]
     await pool.pool.close()
 
 
