@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.gloo_group import GlooGroup, make_identity
-from trainer.cluster import show_own_gpus
+from trainer.cluster import EngineActor, show_own_gpus
 from trainer.devices import visible_devices
 from trainer.policy.model import load_model
 from trainer.policy.parallel import CPU
@@ -78,21 +78,18 @@ class ReceivingEngine:
     async def load(self) -> EngineLoad:
         return self._engine.load()
 
+    async def stream(
+        self, request_id: str, ids: Sequence[int], spec: SamplingSpec
+    ) -> AsyncGenerator[NewTokens | Generation]:
+        yield await self.generate(request_id, ids, spec)
+
     async def digests(self) -> dict[str, str]:
         return {name: digest(parameter.detach()) for name, parameter in self._model.named_parameters()}
 
 
-class ReceivingActor:
-    """In place of `trainer.cluster.EngineActor`."""
+class ReceivingActor(EngineActor):
+    """In its place."""
 
     def __init__(self, settings: EngineSettings) -> None:
         show_own_gpus()
         self._engine = ReceivingEngine(settings)
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        return await getattr(self._engine, method)(*arguments)
-
-    async def stream(
-        self, request_id: str, ids: Sequence[int], spec: SamplingSpec
-    ) -> AsyncGenerator[NewTokens | Generation]:
-        yield await self._engine.generate(request_id, ids, spec)

@@ -7,13 +7,14 @@ import heapq
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
 from trainer.rollout.engine import EngineLoad
 from trainer.rollout.scheduler import Admission, Scheduler, Settings, Turn
 from trainer.rollout.simulated_engine import EngineModel, SimulatedEngine
+from trainer.rollout.waiting import Key
 
 REPORT_S = 0.5  # how often engines say what they carry, as in `engine_pool`
 PROMPT_TOKENS = 300
@@ -91,7 +92,7 @@ class StaticSplit:
         self._waiting: list[list[int]] = [[] for _ in range(engines)]
 
     def submit(self, turn: Turn) -> None:
-        self._waiting[self._engine[int(str(turn.trajectory))]].append(int(str(turn.trajectory)))
+        self._waiting[self._engine[_number(turn.trajectory)]].append(_number(turn.trajectory))
 
     def admit(self) -> list[Admission]:
         found = []
@@ -118,7 +119,7 @@ class LeastRequests:
         self._submitted: list[int] = []
 
     def submit(self, turn: Turn) -> None:
-        self._submitted.append(int(str(turn.trajectory)))
+        self._submitted.append(_number(turn.trajectory))
 
     def admit(self) -> list[Admission]:
         found = []
@@ -245,7 +246,7 @@ class _Simulation:
     def _admit(self) -> None:
         self.has_changed = False
         for admission in self.router.admit():
-            trajectory = int(str(admission.trajectory))
+            trajectory = _number(admission.trajectory)
             self._advance(admission.engine)
             new_tokens = self.trajectories[trajectory][self.turn[trajectory]]
             self.engines[admission.engine].add(trajectory, self.length[trajectory], new_tokens)
@@ -264,7 +265,7 @@ class _Simulation:
         self.engines[engine].advance(self.now_s)
         ended, self.engines[engine].ended = self.engines[engine].ended, []
         for key in ended:
-            self._end_turn(int(str(key)))
+            self._end_turn(_number(key))
 
     def _end_turn(self, trajectory: int) -> None:
         new_tokens = self.trajectories[trajectory][self.turn[trajectory]]
@@ -301,3 +302,8 @@ class _Simulation:
         result.prefilled = sum(engine.prefilled for engine in engines)
         result.busy = sum(engine.busy_s for engine in engines) / (len(engines) * self.now_s)
         return result
+
+
+def _number(key: Key) -> int:
+    """Of a trajectory: the simulator's keys are numbers."""
+    return cast(int, key)
